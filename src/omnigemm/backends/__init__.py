@@ -1,0 +1,15 @@
+"""The backends this version has, most specific first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+from ..core.dispatch import Backend
+
+
+@cache
+def backends() -> Sequence[Backend]:
+    from .cpu import CpuBackend
+
+    return (CpuBackend(),)

@@ -1,0 +1,180 @@
+"""Groups, as a loop of dense products: a processor gains nothing from one launch for all of them.
+
+Each dense kernel becomes a kernel of the same name for the grouped operations, so `explain` says what a group runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+
+from ...core.dispatch import Support
+from ...core.errors import ShapeError
+from ...core.plan import Launch
+from ...core.problem import Problem
+from ...core.weights import Int4Parts
+from .kernel import CpuKernel
+from .prepared import store
+
+_DENSE_OP = {"int8": "int8_gemm", "e4m3": "fp8_gemm", "e5m2": "fp8_gemm"}
+
+
+def dense_op(problem: Problem) -> str:
+    """The operation that one group is."""
+    return "int4_gemm" if problem.is_int4 else _DENSE_OP.get(problem.a_dtype, "gemm")
+
+
+def dense_problem(problem: Problem) -> Problem:
+    """One group with its fair share of the rows."""
+    rows = problem.m
+    if problem.op == "grouped_gemm_contiguous":
+        rows = -(-problem.m // max(1, problem.groups))
+    return dataclasses.replace(problem, op=dense_op(problem), m=rows, groups=0, shapes=())
+
+
+# ------------------------------------------------------------------------------- each group its own everything
+
+
+def _bind_list(kernel: CpuKernel, problem: Problem) -> Launch:
+    one = kernel.bind(dense_problem(problem))
+
+    def launch(
+        out: list[Tensor],
+        a: list[Tensor],
+        b: list[Tensor],
+        c: list[Tensor] | None,
+        alpha: list[float],
+        beta: list[float],
+    ) -> None:
+        for i in range(len(out)):
+            one(out[i], a[i], b[i], None if c is None else c[i], alpha[i], beta[i])
+
+    return launch
+
+
+# ------------------------------------------------------------------------- rows of one matrix, or rows of a slab
+
+
+def _experts(b: Tensor | Int4Parts) -> Sequence[Tensor | Int4Parts]:
+    """The groups' weights, as objects that live as long as the whole: what is prepared for one is found again."""
+    if isinstance(b, Int4Parts):
+        return store.get(b.qweight, "experts", b.companions(), 0, b.experts) or b.experts()
+    return store.get(b, "experts", (), 0, lambda: b.unbind(0)) or b.unbind(0)
+
+
+def _group_scale(scale: Tensor | None, group: int) -> Tensor | None:
+    """A group's scale of B; one value serves all groups."""
+    return scale if scale is None or scale.numel() == 1 else scale[group]
+
+
+def _one_group(
+    one: Launch,
+    problem: Problem,
+    out: Tensor,
+    a: Tensor,
+    b: Tensor | Int4Parts,
+    a_scale: Tensor | None,
+    b_scale: Tensor | None,
+) -> None:
+    if out.numel() == 0:
+        return
+    if isinstance(b, Int4Parts):
+        one(out, a, b, None)
+    elif problem.a_dtype == "int8":
+        one(out, a, b, a_scale, b_scale, None, None)
+    elif a_scale is not None:
+        one(out, a, b, a_scale, b_scale, None)
+    else:
+        one(out, a, b.t(), None, 1.0, 0.0)
+
+
+def contiguous_rows(ends: Tensor, total: int) -> Iterator[tuple[int, slice]]:
+    """The non-empty groups and their rows, after a check of the whole list."""
+    last = 0
+    bounds = []
+    for group, end in enumerate(ends.tolist()):
+        if end < last or end > total:
+            raise ShapeError(
+                f"grouped_gemm_contiguous: ends[{group}] is {end}, expected {last} <= ends[{group}] <= T = {total}"
+            )
+        bounds.append((group, slice(last, end)))
+        last = end
+    return iter([(group, rows) for group, rows in bounds if rows.stop > rows.start])
+
+
+def masked_rows(counts: Tensor, capacity: int) -> Iterator[tuple[int, slice]]:
+    values = counts.tolist()
+    for group, count in enumerate(values):
+        if count < 0 or count > capacity:
+            raise ShapeError(
+                f"grouped_gemm_masked: counts[{group}] is {count}, expected 0 <= counts[{group}] <= Mmax = {capacity}"
+            )
+    return iter([(group, slice(0, count)) for group, count in enumerate(values) if count])
+
+
+def _bind_contiguous(kernel: CpuKernel, problem: Problem) -> Launch:
+    one = kernel.bind(dense_problem(problem))
+
+    def launch(
+        out: Tensor,
+        a: Tensor,
+        b: Tensor | Int4Parts,
+        ends: Tensor,
+        a_scale: Tensor | None,
+        b_scale: Tensor | None,
+    ) -> None:
+        experts = _experts(b)
+        for group, rows in contiguous_rows(ends, a.size(0)):
+            scale = a_scale if a_scale is None or a_scale.numel() == 1 else a_scale[rows]
+            _one_group(one, problem, out[rows], a[rows], experts[group], scale, _group_scale(b_scale, group))
+
+    return launch
+
+
+def _bind_masked(kernel: CpuKernel, problem: Problem) -> Launch:
+    one = kernel.bind(dense_problem(problem))
+
+    def launch(
+        out: Tensor,
+        a: Tensor,
+        b: Tensor | Int4Parts,
+        counts: Tensor,
+        a_scale: Tensor | None,
+        b_scale: Tensor | None,
+    ) -> None:
+        experts = _experts(b)
+        for group, rows in masked_rows(counts, a.size(1)):
+            scale = a_scale if a_scale is None or a_scale.numel() == 1 else a_scale[group, rows]
+            target, x = out[group, rows], a[group, rows]
+            _one_group(one, problem, target, x, experts[group], scale, _group_scale(b_scale, group))
+
+    return launch
+
+
+_BINDERS = {
+    "grouped_gemm": _bind_list,
+    "grouped_gemm_contiguous": _bind_contiguous,
+    "grouped_gemm_masked": _bind_masked,
+}
+
+
+def _lift(op: str, kernel: CpuKernel) -> CpuKernel:
+    """A dense kernel as a kernel of a grouped operation."""
+
+    def accepts(problem: Problem) -> Support:
+        answer = kernel.accepts(dense_problem(problem))
+        return dataclasses.replace(answer, reason=f"a loop over the groups: {answer.reason}") if answer else answer
+
+    return CpuKernel(
+        f"loop of {kernel.name}",
+        accepts,
+        lambda problem: max(1, problem.groups) * kernel.seconds(dense_problem(problem)),
+        lambda problem: _BINDERS[op](kernel, problem),
+    )
+
+
+def in_groups(op: str, dense: Sequence[CpuKernel]) -> tuple[CpuKernel, ...]:
+    """The kernels of a grouped operation, made from the dense ones of its groups."""
+    return tuple(_lift(op, kernel) for kernel in dense)

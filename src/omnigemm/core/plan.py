@@ -1,0 +1,38 @@
+"""A plan: a problem, the kernel chosen for it, and how to run it. Making one prepares; running one only launches."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from .problem import Problem
+
+# A launcher writes into `out`; the other operands are the op's own, in the order of its public signature.
+Launch = Callable[..., None]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plan:
+    """What a call runs. `launch(out, *operands)` trusts its operands; `run(...)` checks them first."""
+
+    problem: Problem
+    device: torch.device
+    backend: str
+    kernel: str
+    launch: Launch
+    config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    workspace_bytes: int = 0
+
+    def run(self, *operands: Any, out: Any = None, **named: Any) -> Any:
+        """Run on operands as the op takes them (without backend and out_dtype), written to `out` if given."""
+        from ..ops import run_plan  # late: the operations are built on plans
+
+        return run_plan(self, operands, named, out)
+
+    def __str__(self) -> str:
+        config = ", ".join(f"{key}={value}" for key, value in self.config.items())
+        kernel = f"{self.backend}/{self.kernel}" + (f" ({config})" if config else "")
+        return f"{self.problem} on {self.device}: {kernel}, workspace {self.workspace_bytes} bytes"

@@ -1,0 +1,223 @@
+"""A matrix product described without tensors: what is to be computed, never on which data.
+
+Kernels are chosen, compiled and tested from a Problem alone, on a machine that may have no GPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+
+from .dtypes import name_of
+from .errors import DTypeError, ShapeError, UnsupportedError
+
+OPS = (
+    "gemm",
+    "int8_gemm",
+    "fp8_gemm",
+    "int4_gemm",
+    "grouped_gemm",
+    "grouped_gemm_contiguous",
+    "grouped_gemm_masked",
+)
+
+BLOCK = 128  # the side of a scale block, along K and (for weights) along N
+
+# The name users give to a granularity -> how A's and B's scales are laid out.
+GRANULARITIES = {
+    "tensor": ("tensor", "tensor"),
+    "token": ("token", "channel"),
+    "128x128": ("1x128", "128x128"),
+    "1x128": ("1x128", "1x128"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """One product. Hashable, picklable, printable.
+
+    `m` is the total number of rows for contiguous groups and the row capacity of a group for masked ones.
+    For `grouped_gemm`, `shapes` holds each group's (m, n, k) and m, n, k are their maxima.
+    """
+
+    op: str
+    m: int
+    n: int
+    k: int
+    a_dtype: str
+    b_dtype: str
+    out_dtype: str
+    batch: int = 1
+    groups: int = 0
+    a_scale: str = "none"  # none, tensor, token, 1x128
+    b_scale: str = "none"  # none, tensor, channel, 128x128, 1x128
+    group_size: int = 0  # int4: columns that share a scale
+    zero_points: bool = False  # int8: a_zero; int4: asymmetric weights
+    act_order: bool = False
+    bias: bool = False
+    c: bool = False  # C is read: beta is not 0
+    scaled: bool = False  # alpha is not 1
+    a_layout: str = "row"  # row, col, strided: which of the last two strides is 1
+    b_layout: str = "row"
+    shapes: tuple[tuple[int, int, int], ...] = ()
+
+    @property
+    def is_int4(self) -> bool:
+        return self.b_dtype == "int4"
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions, counted as two operations."""
+        if self.shapes:
+            return sum(2 * m * n * k for m, n, k in self.shapes)
+        copies = self.groups if self.op == "grouped_gemm_masked" else self.batch
+        return 2 * copies * self.m * self.n * self.k
+
+    def __str__(self) -> str:
+        size = f"{self.m}x{self.n}x{self.k}"
+        if self.shapes:
+            size = f"{len(self.shapes)} groups up to {size}"
+        elif self.groups:
+            size = f"{self.groups} groups, {size}"
+        elif self.batch != 1:
+            size = f"{self.batch} x {size}"
+        words = [f"{self.op} {size}", f"{self.a_dtype} x {self.b_dtype} -> {self.out_dtype}"]
+        if self.a_scale != "none":
+            words.append(f"scales {self.a_scale} x {self.b_scale}")
+        if self.is_int4:
+            words.append(f"groups of {self.group_size}")
+        flags = ("zero_points", "act_order", "bias", "c", "scaled")
+        words += [name.replace("_", " ") for name in flags if getattr(self, name)]
+        words += [f"{x} {layout}" for x, layout in (("a", self.a_layout), ("b", self.b_layout)) if layout != "row"]
+        return ", ".join(words)
+
+
+def layout_of(tensor: torch.Tensor) -> str:
+    """'row' when the last dimension is dense, 'col' when the one before is, else 'strided'."""
+    rows, cols = tensor.stride(-2), tensor.stride(-1)
+    if cols == 1 or tensor.size(-1) <= 1:
+        return "row"
+    return "col" if rows == 1 or tensor.size(-2) <= 1 else "strided"
+
+
+_USUAL_DTYPE = {"int8_gemm": "int8", "fp8_gemm": "e4m3"}
+
+
+def describe(
+    op: str,
+    *,
+    m: int,
+    n: int,
+    k: int,
+    batch: int = 1,
+    groups: int | None = None,
+    dtype: torch.dtype | str | None = None,
+    weight_dtype: torch.dtype | str | None = None,
+    out_dtype: torch.dtype | str | None = None,
+    granularity: str | None = None,
+    group_size: int | None = None,
+    symmetric: bool = True,
+    act_order: bool = False,
+    bias: bool = False,
+    beta: float = 0.0,
+    alpha: float = 1.0,
+    a_zero: bool = False,
+    a_layout: str = "row",
+    b_layout: str = "row",
+    shapes: Sequence[tuple[int, int, int]] | None = None,
+) -> Problem:
+    """A Problem from keywords. What is not given takes the op's usual value."""
+    if op not in OPS:
+        raise UnsupportedError(f"op is {op!r}, expected one of {', '.join(OPS)}")
+    for name, size in (("m", m), ("n", n), ("k", k), ("batch", batch), ("groups", groups or 0)):
+        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+            raise ShapeError(f"{op}: {name} is {size!r}, expected a whole number >= 0")
+    for name, layout in (("a_layout", a_layout), ("b_layout", b_layout)):
+        if layout not in ("row", "col", "strided"):
+            raise ShapeError(f"{op}: {name} is {layout!r}, expected row, col or strided")
+    grouped = op.startswith("grouped_")
+    if groups is not None and not grouped:
+        raise ShapeError(f"{op}: groups is {groups}, but only grouped operations have groups")
+    if batch != 1 and op not in ("gemm", "int8_gemm"):
+        raise ShapeError(f"{op}: batch is {batch}, but only gemm and int8_gemm are batched")
+
+    a = name_of(dtype) if dtype is not None else _USUAL_DTYPE.get(op, "bf16")
+    b = name_of(weight_dtype) if weight_dtype is not None else ("int4" if op == "int4_gemm" else a)
+    _check_operands(op, a, b)
+    eight_bit = a in ("int8", "e4m3", "e5m2")
+    out = name_of(out_dtype) if out_dtype is not None else ("bf16" if eight_bit else a)
+    if out not in ("fp16", "bf16", "fp32"):
+        raise DTypeError(f"{op}: out_dtype is {out}, expected fp16, bf16 or fp32")
+
+    a_scale = b_scale = "none"
+    if eight_bit:
+        granularity = granularity or ("token" if a == "int8" else "128x128")
+        allowed = ("tensor", "token") if a == "int8" else tuple(GRANULARITIES)
+        if granularity not in allowed:
+            raise ShapeError(f"{op}: granularity is {granularity!r}, expected one of {', '.join(allowed)}")
+        a_scale, b_scale = GRANULARITIES[granularity]
+    elif granularity is not None:
+        raise ShapeError(f"{op}: granularity is {granularity!r}, but {a} operands have no scales")
+
+    if b == "int4":
+        group_size = 128 if group_size is None else (k if group_size == -1 else group_size)
+        if group_size not in (32, 64, 128, k):
+            raise ShapeError(f"{op}: group_size is {group_size}, expected 32, 64, 128 or k = {k}")
+    elif group_size is not None:
+        raise ShapeError(f"{op}: group_size is {group_size}, but only int4 weights have groups of columns")
+
+    sizes: tuple[tuple[int, int, int], ...] = ()
+    if op == "grouped_gemm":
+        sizes = tuple(shapes) if shapes is not None else ((m, n, k),) * (1 if groups is None else groups)
+        if sizes:
+            m, n, k = (max(size[i] for size in sizes) for i in range(3))
+    count = (len(sizes) if op == "grouped_gemm" else (8 if groups is None else groups)) if grouped else 0
+    return Problem(
+        op=op,
+        m=m,
+        n=n,
+        k=k,
+        a_dtype=a,
+        b_dtype=b,
+        out_dtype=out,
+        batch=batch,
+        groups=count,
+        a_scale=a_scale,
+        b_scale=b_scale,
+        group_size=group_size or 0,
+        zero_points=(not symmetric) if b == "int4" else a_zero,
+        act_order=act_order,
+        bias=bias,
+        c=beta != 0.0,
+        scaled=alpha != 1.0,
+        a_layout=a_layout,
+        b_layout=b_layout,
+        shapes=sizes,
+    )
+
+
+# op -> the element types of A it takes; weights have the same type unless they are int4 (fp8 may mix both kinds).
+OPERANDS = {
+    "gemm": ("fp16", "bf16", "fp32"),
+    "int8_gemm": ("int8",),
+    "fp8_gemm": ("e4m3", "e5m2"),
+    "int4_gemm": ("fp16", "bf16"),
+    "grouped_gemm": ("fp16", "bf16", "fp32"),
+    "grouped_gemm_contiguous": ("fp16", "bf16", "fp32", "e4m3", "e5m2", "int8"),
+    "grouped_gemm_masked": ("fp16", "bf16", "fp32", "e4m3", "e5m2", "int8"),
+}
+
+
+def _check_operands(op: str, a: str, b: str) -> None:
+    if a not in OPERANDS[op]:
+        raise DTypeError(f"{op}: dtype is {a}, expected {' or '.join(OPERANDS[op])}")
+    fp8 = ("e4m3", "e5m2")
+    takes_int4 = op in ("int4_gemm", "grouped_gemm_contiguous", "grouped_gemm_masked") and a in (
+        "fp16",
+        "bf16",
+    )
+    fits = (b == "int4" and takes_int4) or (a in fp8 and b in fp8) or (a == b and op != "int4_gemm")
+    if not fits:
+        raise DTypeError(f"{op}: weight_dtype is {b}, which does not go with {a} activations")

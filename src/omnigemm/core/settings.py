@@ -1,0 +1,115 @@
+"""Every environment variable and every switch, in one place.
+
+`settings(...)` is a context manager; it holds for the calling thread (or async task) until it is left.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from contextlib import ContextDecorator
+from contextvars import ContextVar, Token
+from pathlib import Path
+from typing import Any
+
+from .errors import UnsupportedError
+
+# name -> (meaning, default in words). The command line and the docs print this table.
+ENVIRONMENT: dict[str, tuple[str, str]] = {
+    "OMNIGEMM_BACKEND": ("backend that every call uses unless it names one", "chosen per problem"),
+    "OMNIGEMM_DETERMINISTIC": ("1: only kernels whose result does not depend on timing", "0"),
+    "OMNIGEMM_WEIGHT_CACHE_MIB": (
+        "memory for prepared copies of weights; 0 prepares them anew in every call",
+        "a quarter of this machine's memory",
+    ),
+    "OMNIGEMM_CACHE_DIR": ("folder for compiled kernels", "~/.cache/omnigemm"),
+    "OMNIGEMM_LOG": ("debug: print each new problem with the kernel that it got", "off"),
+}
+
+BACKEND_NAMES = ("cpu",)  # in the order of omnigemm.backends.backends()
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What a call may be steered by. `weight_cache_mib=None` means a quarter of the machine's memory."""
+
+    backend: str | None = None
+    deterministic: bool = False
+    weight_cache_mib: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.backend is not None:
+            check_backend("settings", self.backend)
+        limit = self.weight_cache_mib
+        if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 0):
+            raise ValueError(f"settings: weight_cache_mib is {limit!r}, expected None or a whole number >= 0")
+        if not isinstance(self.deterministic, bool):
+            raise ValueError(f"settings: deterministic is {self.deterministic!r}, expected True or False")
+
+
+def check_backend(where: str, name: str) -> None:
+    if name not in BACKEND_NAMES:
+        raise UnsupportedError(f"{where}: backend is {name!r}, expected None or one of {', '.join(BACKEND_NAMES)}")
+
+
+def _from_environment() -> Settings:
+    backend = os.environ.get("OMNIGEMM_BACKEND") or None
+    if backend is not None:
+        check_backend("OMNIGEMM_BACKEND", backend)
+    flag = os.environ.get("OMNIGEMM_DETERMINISTIC", "0")
+    if flag not in ("", "0", "1"):
+        raise ValueError(f"OMNIGEMM_DETERMINISTIC is {flag!r}, expected 0 or 1")
+    text = os.environ.get("OMNIGEMM_WEIGHT_CACHE_MIB", "")
+    if text and not text.isdigit():
+        raise ValueError(f"OMNIGEMM_WEIGHT_CACHE_MIB is {text!r}, expected a whole number of MiB")
+    return Settings(backend, flag == "1", int(text) if text else None)
+
+
+_active: ContextVar[Settings | None] = ContextVar("omnigemm_settings", default=None)
+_base: Settings | None = None
+
+
+def current() -> Settings:
+    """The settings in force here; the environment is read at the first call, not at import."""
+    active = _active.get()
+    if active is not None:
+        return active
+    global _base
+    if _base is None:
+        _base = _from_environment()
+    return _base
+
+
+class settings(ContextDecorator):
+    """Steer the calls made inside a `with` block (or a decorated function).
+
+    >>> with omnigemm.settings(backend="cpu", deterministic=True):
+    ...     y = omnigemm.gemm(a, b)
+    """
+
+    def __init__(self, **changes: Any) -> None:
+        known = [field.name for field in dataclasses.fields(Settings)]
+        for name in changes:
+            if name not in known:
+                raise TypeError(f"settings: {name!r} is not a setting, expected one of {', '.join(known)}")
+        self._changes = changes
+        # Checked here, so that a wrong value is reported where it was written.
+        dataclasses.replace(Settings(), **changes)
+        self._tokens: list[Token[Settings | None]] = []
+
+    def __enter__(self) -> Settings:
+        changed = dataclasses.replace(current(), **self._changes)
+        self._tokens.append(_active.set(changed))
+        return changed
+
+    def __exit__(self, *_: object) -> None:
+        _active.reset(self._tokens.pop())
+
+
+def cache_dir() -> Path:
+    """Where compiled kernels are kept. The folder need not exist."""
+    chosen = os.environ.get("OMNIGEMM_CACHE_DIR")
+    if chosen:
+        return Path(chosen).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "omnigemm"

@@ -1,0 +1,43 @@
+"""The operations: one file each. A call is validated here, described as a Problem, planned once and launched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..core.plan import Plan
+from . import _run
+from .fp8 import FP8_GEMM, fp8_gemm
+from .gemm import GEMM, gemm
+from .grouped import (
+    GROUPED_CONTIGUOUS,
+    GROUPED_GEMM,
+    GROUPED_MASKED,
+    grouped_gemm,
+    grouped_gemm_contiguous,
+    grouped_gemm_masked,
+)
+from .int4 import INT4_GEMM, int4_gemm
+from .int8 import INT8_GEMM, int8_gemm
+
+OPERATIONS = {
+    operation.name: operation
+    for operation in (GEMM, INT8_GEMM, FP8_GEMM, INT4_GEMM, GROUPED_GEMM, GROUPED_CONTIGUOUS, GROUPED_MASKED)
+}
+
+
+def run_plan(plan: Plan, operands: tuple[Any, ...], named: dict[str, Any], out: Any) -> Any:
+    operation = OPERATIONS[plan.problem.op]
+    return _run.run_plan(operation, plan, operation.collect(*operands, **named), out)
+
+
+__all__ = [
+    "OPERATIONS",
+    "fp8_gemm",
+    "gemm",
+    "grouped_gemm",
+    "grouped_gemm_contiguous",
+    "grouped_gemm_masked",
+    "int4_gemm",
+    "int8_gemm",
+    "run_plan",
+]

@@ -1,0 +1,166 @@
+"""From a call to a kernel: check once per signature, plan once, then look up and launch.
+
+An operation is described by what it checks and by the problem that its operands are. It is registered with
+torch.library twice, as a function and as one that writes `out`, so that torch.compile sees one node without breaks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..core.dispatch import PlanCache, choose
+from ..core.dtypes import BY_NAME, name_of
+from ..core.errors import DTypeError, ShapeError
+from ..core.plan import Plan
+from ..core.problem import Problem
+from ..core.settings import current
+from .checks import OutSpec
+
+NAMESPACE = "omnigemm"
+library = torch.library.Library(NAMESPACE, "DEF")
+
+Operands = tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """`check(operands, out, out_dtype)` validates metadata; `describe(operands, result)` names the problem.
+
+    `collect` turns the public arguments (without out, out_dtype and backend) into operands; `distinct` refuses an
+    `out` that shares memory with an input.
+    """
+
+    name: str
+    check: Callable[[Operands, Any, torch.dtype | None], Any]
+    describe: Callable[[Operands, Any], Problem]
+    collect: Callable[..., Operands]
+    distinct: Callable[[Operands, Any], None]
+
+
+class Ops(NamedTuple):
+    """An operation's two forms in torch.library."""
+
+    name: str
+    outs: str
+    function: Any
+    writer: Any
+
+
+class Call(NamedTuple):
+    plan: Plan
+    result: Any  # OutSpec, or a list of them
+
+
+calls: PlanCache[Call] = PlanCache()
+
+
+def _signature(value: Any) -> Any:
+    """Everything about an operand that validation and choice depend on, except its data."""
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype, value.device
+    if isinstance(value, (list, tuple)):
+        return tuple(_signature(one) for one in value)
+    return value
+
+
+def execute(
+    operation: Operation, operands: Operands, out: Any, out_dtype: torch.dtype | None, backend: str | None
+) -> Any:
+    """Run, and return what was written."""
+    key = (operation.name, backend, current(), out_dtype, _signature(out), _signature(operands))
+    call = calls.get(key)
+    if call is None:
+        spec = operation.check(operands, out, out_dtype)
+        device = spec.device if isinstance(spec, OutSpec) else spec[0].device
+        problem = operation.describe(operands, spec)
+        call = calls.put(key, Call(choose(problem, device, backend), spec))
+    return _launch(operation, call, operands, out)
+
+
+def _launch(operation: Operation, call: Call, operands: Operands, out: Any) -> Any:
+    if out is None:
+        out = allocate(call.result)
+    else:
+        operation.distinct(operands, out)
+    call.plan.launch(out, *operands)
+    return out
+
+
+def allocate(spec: OutSpec | Sequence[OutSpec]) -> Any:
+    if isinstance(spec, OutSpec):
+        return torch.empty(spec.shape, dtype=spec.dtype, device=spec.device)
+    return [torch.empty(one.shape, dtype=one.dtype, device=one.device) for one in spec]
+
+
+def register(
+    operation: Operation, name: str, schema: str, gather: Callable[..., Operands], outs: str = "Tensor"
+) -> Ops:
+    """Define `name` and `name_out` for a schema of operands; `gather` makes operands of the schema's arguments.
+
+    `outs` is 'Tensor' or 'Tensor[]'. The function ends with out_dtype and backend, the writer with out and backend.
+    """
+    mutable = outs.replace("Tensor", "Tensor(a!)")
+    library.define(f"{name}({schema}, ScalarType? out_dtype, str? backend) -> {outs}")
+    library.define(f"{name}_out({schema}, {mutable} out, str? backend) -> ()")
+
+    def function(*arguments: Any) -> Any:
+        *rest, out_dtype, backend = arguments
+        return execute(operation, gather(*rest), None, out_dtype, backend)
+
+    def function_fake(*arguments: Any) -> Any:
+        *rest, out_dtype, _ = arguments
+        return allocate(operation.check(gather(*rest), None, out_dtype))
+
+    def writer(*arguments: Any) -> None:
+        *rest, out, backend = arguments
+        execute(operation, gather(*rest), out, None, backend)
+
+    def writer_fake(*arguments: Any) -> None:
+        *rest, out, _ = arguments
+        operation.check(gather(*rest), out, None)
+
+    for key, real, fake in ((name, function, function_fake), (f"{name}_out", writer, writer_fake)):
+        library.impl(key, real, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{NAMESPACE}::{key}", fake, lib=library)
+    space = getattr(torch.ops, NAMESPACE)
+    return Ops(operation.name, outs, getattr(space, name).default, getattr(space, f"{name}_out").default)
+
+
+def call(ops: Ops, arguments: Operands, out: Any, out_dtype: torch.dtype | None, backend: str | None) -> Any:
+    """Call a registered operation from its public function. Dynamo traces this, so it stays plain."""
+    if backend is not None and not isinstance(backend, str):
+        raise DTypeError(f"{ops.name}: backend is {backend!r}, expected None or a name")
+    if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
+        raise DTypeError(f"{ops.name}: out_dtype is {out_dtype!r}, expected None or a torch dtype")
+    if out is None:
+        return ops.function(*arguments, out_dtype, backend)
+    for one in [out] if ops.outs == "Tensor" else out:
+        if not isinstance(one, Tensor):
+            raise DTypeError(f"{ops.name}: out is a {type(one).__name__}, expected a tensor")
+        if out_dtype is not None and one.dtype != out_dtype:
+            raise DTypeError(
+                f"{ops.name}: out has dtype {name_of(one.dtype)}, expected {name_of(out_dtype)}, the out_dtype given"
+            )
+    ops.writer(*arguments, out, backend)
+    return out
+
+
+def run_plan(operation: Operation, plan: Plan, operands: Operands, out: Any) -> Any:
+    """Run a plan on operands that must be the problem it was made for."""
+    wanted = plan.problem
+    spec = operation.check(operands, out, None if out is not None else BY_NAME[wanted.out_dtype])
+    problem = operation.describe(operands, spec)
+    if problem != wanted:
+        given, planned = dataclasses.asdict(problem), dataclasses.asdict(wanted)
+        differences = ", ".join(
+            f"{field} is {given[field]!r} (planned {planned[field]!r})"
+            for field in given
+            if given[field] != planned[field]
+        )
+        raise ShapeError(f"{operation.name}: the operands are not the plan's problem: {differences}")
+    return _launch(operation, Call(plan, spec), operands, out)

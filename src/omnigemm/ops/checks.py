@@ -1,0 +1,213 @@
+"""The checks that operations share. Each message names the argument, what it was and what it must be.
+
+They read metadata only, so they serve real tensors and torch.compile's fake ones alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..core.dtypes import FLOATS, name_of, names
+from ..core.errors import DeviceError, DTypeError, LayoutError, ShapeError
+from ..core.problem import BLOCK
+
+
+class OutSpec(NamedTuple):
+    """What the result is."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+def show(tensor: Tensor) -> str:
+    return str(tuple(tensor.shape))
+
+
+def need_tensor(op: str, **given: object) -> None:
+    for name, value in given.items():
+        if not isinstance(value, Tensor):
+            raise DTypeError(f"{op}: {name} is a {type(value).__name__}, expected a tensor")
+
+
+def need_dtype(op: str, name: str, tensor: Tensor, allowed: tuple[torch.dtype, ...]) -> None:
+    if tensor.dtype not in allowed:
+        raise DTypeError(f"{op}: {name} has dtype {name_of(tensor.dtype)}, expected {names(allowed)}")
+
+
+def need_same_dtype(op: str, name: str, tensor: Tensor, like: str, other: Tensor) -> None:
+    if tensor.dtype != other.dtype:
+        raise DTypeError(
+            f"{op}: {name} has dtype {name_of(tensor.dtype)}, expected {name_of(other.dtype)}, the dtype of {like}"
+        )
+
+
+def need_dim(op: str, name: str, tensor: Tensor, dims: tuple[int, ...], form: str) -> None:
+    if tensor.dim() not in dims:
+        raise ShapeError(f"{op}: {name} has shape {show(tensor)}, expected {form}")
+
+
+def need_shape(op: str, name: str, tensor: Tensor, shapes: Iterable[tuple[int, ...]], form: str) -> None:
+    """One of `shapes`; `form` says them in letters."""
+    wanted = list(shapes)
+    if not any(tuple(tensor.shape) == shape for shape in wanted):
+        sizes = " or ".join(str(shape) for shape in dict.fromkeys(wanted))
+        raise ShapeError(f"{op}: {name} has shape {show(tensor)}, expected {form} = {sizes}")
+
+
+def need_one_device(op: str, first: str, reference: Tensor, **others: Tensor | None) -> torch.device:
+    for name, tensor in others.items():
+        if tensor is not None and tensor.device != reference.device:
+            raise DeviceError(f"{op}: {name} is on {tensor.device}, expected {reference.device}, the device of {first}")
+    return reference.device
+
+
+def need_bias(op: str, bias: Tensor | None, n: int) -> None:
+    if bias is not None:
+        need_dtype(op, "bias", bias, FLOATS)
+        need_shape(op, "bias", bias, [(n,)], "(N,)")
+
+
+def result(
+    op: str,
+    shape: tuple[int, ...],
+    usual: torch.dtype,
+    out: Tensor | None,
+    out_dtype: torch.dtype | None,
+    device: torch.device,
+    name: str = "out",
+) -> OutSpec:
+    """The result's shape and dtype, after a check of `out` against them."""
+    if out_dtype is not None and out_dtype not in FLOATS:
+        raise DTypeError(f"{op}: out_dtype is {name_of(out_dtype)}, expected {names(FLOATS)}")
+    if out is None:
+        return OutSpec(shape, usual if out_dtype is None else out_dtype, device)
+    need_dtype(op, name, out, FLOATS if out_dtype is None else (out_dtype,))
+    need_shape(op, name, out, [shape], "the shape of the result")
+    if out.device != device:
+        raise DeviceError(f"{op}: {name} is on {out.device}, expected {device}, the device of the operands")
+    if any(stride == 0 and size > 1 for size, stride in zip(out.shape, out.stride(), strict=True)):
+        raise LayoutError(
+            f"{op}: {name} has strides {tuple(out.stride())}, expected memory of its own for every element"
+        )
+    return OutSpec(shape, out.dtype, device)
+
+
+def need_float32(op: str, name: str, tensor: Tensor) -> None:
+    need_dtype(op, name, tensor, (torch.float32,))
+
+
+def as_scale(op: str, name: str, scale: object, like: Tensor) -> Tensor:
+    """A scale as a tensor; a plain number is one value for all."""
+    if isinstance(scale, (int, float)) and not isinstance(scale, bool):
+        return torch.full((), float(scale), dtype=torch.float32, device=like.device)
+    if not isinstance(scale, Tensor):
+        raise DTypeError(f"{op}: {name} is a {type(scale).__name__}, expected an fp32 tensor or a number")
+    return scale
+
+
+def blocks_of(size: int) -> int:
+    return (size + BLOCK - 1) // BLOCK
+
+
+def a_scale_kind(op: str, scale: Tensor, rows: tuple[int, ...], k: int, blockwise: bool) -> str:
+    """How the scales of A are laid out; `rows` are A's leading dimensions."""
+    need_float32(op, "a_scale", scale)
+    shape, per_block = tuple(scale.shape), (*rows, blocks_of(k))
+    if scale.numel() == 1 and not (blockwise and shape == per_block and k > BLOCK):
+        return "tensor"
+    if shape in (rows, (*rows, 1)):
+        return "token"
+    if blockwise and shape == per_block:
+        return "1x128"
+    forms = [f"one value, {rows}", *([f"{per_block} for 1x128 blocks"] if blockwise else [])]
+    raise ShapeError(f"{op}: a_scale has shape {show(scale)}, expected {' or '.join(forms)}")
+
+
+def b_scale_kind(op: str, scale: Tensor, lead: tuple[int, ...], n: int, k: int, blockwise: bool) -> str:
+    """How the scales of B are laid out; `lead` is (G,) for groups."""
+    need_float32(op, "b_scale", scale)
+    shape = tuple(scale.shape)
+    squares, rows = (*lead, blocks_of(n), blocks_of(k)), (*lead, n, blocks_of(k))
+    if scale.numel() == 1 or (lead and shape == lead):
+        return "tensor"
+    if shape in ((*lead, n), (*lead, n, 1)):
+        return "channel"
+    if blockwise and shape == squares:
+        return "128x128"
+    if blockwise and shape == rows:
+        return "1x128"
+    forms = ["one value", *([f"{lead}"] if lead else []), f"{(*lead, n)}"]
+    forms += [f"{squares} for 128x128 blocks", f"{rows} for 1x128 blocks"] if blockwise else []
+    raise ShapeError(f"{op}: b_scale has shape {show(scale)}, expected {' or '.join(forms)}")
+
+
+def scale_kinds(
+    op: str,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    rows: tuple[int, ...],
+    lead: tuple[int, ...],
+    n: int,
+    k: int,
+    blockwise: bool,
+) -> tuple[str, str]:
+    """Both granularities, after a check that they go together."""
+    a_kind = a_scale_kind(op, a_scale, rows, k, blockwise)
+    b_kind = b_scale_kind(op, b_scale, lead, n, k, blockwise)
+    b_blocks = b_kind in ("128x128", "1x128")
+    if b_blocks and k <= BLOCK and tuple(a_scale.shape) == (*rows, 1):
+        a_kind = "1x128"  # one block covers all of K: a scale per row is a scale per block
+    if a_kind == "1x128" and b_kind == "channel" and k <= BLOCK:
+        b_kind = "1x128"
+    if (a_kind == "1x128") != (b_kind in ("128x128", "1x128")):
+        raise ShapeError(
+            f"{op}: a_scale has shape {show(a_scale)} ({a_kind}) and b_scale {show(b_scale)} ({b_kind}), expected both "
+            f"in blocks of 128 along K or neither"
+        )
+    return a_kind, b_kind
+
+
+def need_distinct(
+    op: str, out: Tensor, name: str = "out", same_is_fine: Tensor | None = None, **inputs: Tensor | None
+) -> None:
+    """`out` must not share memory with what is read while it is written; C may be `out` itself."""
+    for other, tensor in inputs.items():
+        if tensor is not None and _overlap(out, tensor):
+            raise LayoutError(
+                f"{op}: {name} shares memory with {other} (both {show(out)} and {show(tensor)} lie in one storage), "
+                f"expected memory of its own"
+            )
+    c = same_is_fine
+    if c is not None and _overlap(out, c) and not _same_memory(out, c):
+        raise LayoutError(f"{op}: {name} shares memory with c without being c, expected c itself or memory of its own")
+
+
+def _same_memory(x: Tensor, y: Tensor) -> bool:
+    return x.data_ptr() == y.data_ptr() and x.shape == y.shape and x.stride() == y.stride() and x.dtype == y.dtype
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """First and past-the-end byte."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    start = tensor.data_ptr()
+    return start, start + (last + 1) * tensor.element_size()
+
+
+def _overlap(x: Tensor, y: Tensor) -> bool:
+    """Whether two tensors share bytes. Column slices of one buffer are told apart; other interleavings are not."""
+    if x.device != y.device or x.numel() == 0 or y.numel() == 0:
+        return False
+    (x0, x1), (y0, y1) = _span(x), _span(y)
+    if x1 <= y0 or y1 <= x0:
+        return False
+    if x.dim() == 2 and y.dim() == 2 and x.stride(1) == 1 and y.stride(1) == 1:
+        pitch = x.stride(0) * x.element_size()
+        if pitch == y.stride(0) * y.element_size() and pitch > 0:
+            shift = (y0 - x0) % pitch
+            return shift < x.size(1) * x.element_size() or shift + y.size(1) * y.element_size() > pitch
+    return True

@@ -1,0 +1,338 @@
+"""Grouped products: a list of unequal ones, rows sorted by group, and slabs with a row count per group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.dtypes import FLOATS, FP8, HALVES, name_of
+from ..core.errors import DTypeError, ShapeError
+from ..core.problem import Problem, layout_of
+from ..core.weights import Int4Parts
+from ..quant import Int4Weight
+from ._run import Operands, Operation, call, register
+from .checks import (
+    OutSpec,
+    as_scale,
+    need_dim,
+    need_distinct,
+    need_dtype,
+    need_one_device,
+    need_same_dtype,
+    need_shape,
+    need_tensor,
+    result,
+    scale_kinds,
+    show,
+)
+from .gemm import need_c, product_shape
+from .int4 import PARTS, SCHEMA, need_weight, parts_of
+
+# ----------------------------------------------------------------------------- each group its own everything
+
+_LIST = "grouped_gemm"
+
+
+def _check_list(operands: Operands, out: Sequence[Tensor] | None, out_dtype: torch.dtype | None) -> list[OutSpec]:
+    a, b, c, _, beta = operands
+    if not a:
+        raise ShapeError(f"{_LIST}: a has 0 matrices, expected at least one group")
+    for name, given in (("b", b), ("c", c), ("out", out)):
+        if given is not None and len(given) != len(a):
+            raise ShapeError(f"{_LIST}: {name} has {len(given)} matrices, expected {len(a)}, one for each of a")
+    specs = []
+    for i in range(len(a)):
+        need_dtype(_LIST, f"a[{i}]", a[i], FLOATS)
+        need_same_dtype(_LIST, f"a[{i}]", a[i], "a[0]", a[0])
+        need_same_dtype(_LIST, f"b[{i}]", b[i], "a[0]", a[0])
+        need_dim(_LIST, f"a[{i}]", a[i], (2,), "(M, K)")
+        need_dim(_LIST, f"b[{i}]", b[i], (2,), "(K, N)")
+        shape = product_shape(_LIST, a[i], b[i], "(K, N)", f"[{i}]")
+        mine = {f"a[{i}]": a[i], f"b[{i}]": b[i], f"c[{i}]": None if c is None else c[i]}
+        device = need_one_device(_LIST, "a[0]", a[0], **mine)
+        target = None if out is None else out[i]
+        specs.append(result(_LIST, shape, a[0].dtype, target, out_dtype, device, f"out[{i}]"))
+        if specs[i].dtype != specs[0].dtype:
+            raise DTypeError(
+                f"{_LIST}: out[{i}] has dtype {name_of(specs[i].dtype)}, expected {name_of(specs[0].dtype)} like out[0]"
+            )
+        need_c(_LIST, f"c[{i}]", None if c is None else c[i], beta[i], specs[i], a[0].dtype)
+    return specs
+
+
+def _describe_list(operands: Operands, specs: list[OutSpec]) -> Problem:
+    a, b, c, alpha, beta = operands
+    shapes = tuple((x.size(0), y.size(1), x.size(1)) for x, y in zip(a, b, strict=True))
+    return Problem(
+        op=_LIST,
+        m=max(shape[0] for shape in shapes),
+        n=max(shape[1] for shape in shapes),
+        k=max(shape[2] for shape in shapes),
+        groups=len(shapes),
+        a_dtype=name_of(a[0].dtype),
+        b_dtype=name_of(b[0].dtype),
+        out_dtype=name_of(specs[0].dtype),
+        c=c is not None and any(beta),
+        scaled=any(value != 1.0 for value in alpha),
+        a_layout=_common([layout_of(x) for x in a]),
+        b_layout=_common([layout_of(x) for x in b]),
+        shapes=shapes,
+    )
+
+
+def _common(layouts: list[str]) -> str:
+    return layouts[0] if len(set(layouts)) == 1 else "mixed"
+
+
+def _numbers(name: str, value: Any, count: int) -> list[float]:
+    """One number for all groups, or one per group."""
+    if isinstance(value, Tensor):
+        value = value.tolist()
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return [float(value)] * count
+    if not isinstance(value, Sequence) or not all(isinstance(one, (int, float)) for one in value):
+        raise DTypeError(f"{_LIST}: {name} is {value!r}, expected a number or one per group")
+    if len(value) != count:
+        raise ShapeError(f"{_LIST}: {name} has {len(value)} numbers, expected one or {count}, one per group")
+    return [float(one) for one in value]
+
+
+def _collect_list(a: Any, b: Any, c: Any = None, *, alpha: Any = 1.0, beta: Any = 0.0) -> Operands:
+    for name, given in (("a", a), ("b", b), ("c", c)):
+        if given is None and name == "c":
+            continue
+        if not isinstance(given, (list, tuple)):
+            raise DTypeError(f"{_LIST}: {name} is a {type(given).__name__}, expected a list of matrices")
+        for i, one in enumerate(given):
+            need_tensor(_LIST, **{f"{name}[{i}]": one})
+    count = len(a)
+    return (
+        list(a),
+        list(b),
+        None if c is None else list(c),
+        _numbers("alpha", alpha, count),
+        _numbers("beta", beta, count),
+    )
+
+
+def _distinct_list(operands: Operands, out: Sequence[Tensor]) -> None:
+    a, b, c, _, beta = operands
+    for i, target in enumerate(out):
+        inputs = {f"{name}[{j}]": one for name, ones in (("a", a), ("b", b)) for j, one in enumerate(ones)}
+        own = c[i] if c is not None and beta[i] != 0.0 else None
+        need_distinct(_LIST, target, f"out[{i}]", same_is_fine=own, **inputs)
+
+
+GROUPED_GEMM = Operation(_LIST, _check_list, _describe_list, _collect_list, _distinct_list)
+_list_ops = register(
+    GROUPED_GEMM,
+    _LIST,
+    "Tensor[] a, Tensor[] b, Tensor[]? c, float[] alpha, float[] beta",
+    lambda *operands: operands,
+    "Tensor[]",
+)
+
+
+def grouped_gemm(
+    a: Sequence[Tensor],
+    b: Sequence[Tensor],
+    c: Sequence[Tensor] | None = None,
+    *,
+    alpha: float | Sequence[float] | Tensor = 1.0,
+    beta: float | Sequence[float] | Tensor = 0.0,
+    out: Sequence[Tensor] | None = None,
+    out_dtype: torch.dtype | None = None,
+    backend: str | None = None,
+) -> list[Tensor]:
+    """alpha A_i B_i + beta C_i for every group i, each with its own M, N, K and strides."""
+    operands = _collect_list(a, b, c, alpha=alpha, beta=beta)
+    target = None if out is None else list(out)
+    returned: list[Tensor] = call(_list_ops, operands, target, out_dtype, backend)
+    return returned
+
+
+# ------------------------------------------------------------------- rows sorted by group, and slabs with counts
+
+
+def _check_rows(op: str, operands: Operands, out: Tensor | None, out_dtype: torch.dtype | None) -> OutSpec:
+    """Both row-grouped operations: `index` is ends or counts."""
+    a, b, index, a_scale, b_scale = operands
+    masked = op == "grouped_gemm_masked"
+    index_name = "counts" if masked else "ends"
+    weight = b.qweight if isinstance(b, Int4Parts) else b
+    need_dtype(op, "a", a, HALVES if isinstance(b, Int4Parts) else (*FLOATS, *FP8, torch.int8))
+    need_dim(op, "a", a, (3,) if masked else (2,), "(G, Mmax, K)" if masked else "(T, K)")
+    if isinstance(b, Int4Parts):
+        groups, n, k = weight.size(0), b.n, b.k
+    else:
+        need_dim(op, "b", b, (3,), "(G, N, K)")
+        groups, n, k = b.shape
+        if a.dtype in FP8:
+            need_dtype(op, "b", b, FP8)
+        else:
+            need_same_dtype(op, "b", b, "a", a)
+    if a.size(-1) != k:
+        raise ShapeError(f"{op}: a has shape {show(a)}, expected K = {k} columns, as b has")
+    if masked and a.size(0) != groups:
+        raise ShapeError(f"{op}: a has shape {show(a)}, expected (G, Mmax, K) with G = {groups}, the groups of b")
+    need_dtype(op, index_name, index, (torch.int32,))
+    need_shape(op, index_name, index, [(groups,)], "(G,)")
+    device = need_one_device(op, "a", a, b=weight, **{index_name: index}, a_scale=a_scale, b_scale=b_scale)
+    _row_kinds(op, operands)
+    eight_bit = a.dtype == torch.int8 or a.dtype in FP8
+    usual = torch.bfloat16 if eight_bit else a.dtype
+    return result(op, (*a.shape[:-1], n), usual, out, out_dtype, device)
+
+
+def _row_kinds(op: str, operands: Operands) -> tuple[str, str]:
+    a, b, _, a_scale, b_scale = operands
+    scaled = a.dtype == torch.int8 or a.dtype in FP8
+    for name, scale in (("a_scale", a_scale), ("b_scale", b_scale)):
+        if scaled and scale is None:
+            raise ShapeError(f"{op}: {name} is None, expected a tensor because a is {name_of(a.dtype)}")
+        if not scaled and scale is not None:
+            raise ShapeError(f"{op}: {name} has shape {show(scale)}, expected None because a is {name_of(a.dtype)}")
+    if not scaled:
+        return "none", "none"
+    groups, n, k = b.shape
+    return scale_kinds(op, a_scale, b_scale, tuple(a.shape[:-1]), (groups,), n, k, blockwise=a.dtype in FP8)
+
+
+def _describe_rows(op: str, operands: Operands, spec: OutSpec) -> Problem:
+    a, b, _, _, _ = operands
+    int4 = isinstance(b, Int4Parts)
+    a_kind, b_kind = _row_kinds(op, operands)
+    return Problem(
+        op=op,
+        m=a.size(-2),
+        n=spec.shape[-1],
+        k=a.size(-1),
+        groups=(b.qweight if int4 else b).size(0),
+        a_dtype=name_of(a.dtype),
+        b_dtype="int4" if int4 else name_of(b.dtype),
+        out_dtype=name_of(spec.dtype),
+        a_scale=a_kind,
+        b_scale=b_kind,
+        group_size=b.group_size if int4 else 0,
+        zero_points=int4 and b.zeros is not None,
+        act_order=int4 and b.perm is not None,
+        a_layout=layout_of(a),
+        b_layout="row" if int4 else layout_of(b),
+    )
+
+
+def _collect_rows(op: str, a: Any, b: Any, index: Any, a_scale: Any, b_scale: Any) -> Operands:
+    need_tensor(op, a=a, **{"counts" if op == "grouped_gemm_masked" else "ends": index})
+    scales = [
+        None if scale is None else as_scale(op, name, scale, a)
+        for name, scale in (("a_scale", a_scale), ("b_scale", b_scale))
+    ]
+    if isinstance(b, Int4Weight):
+        need_weight(op, "b", b, experts=True)
+        return a, parts_of(b), index, *scales
+    need_tensor(op, b=b)
+    return a, b, index, *scales
+
+
+def _distinct_rows(op: str, operands: Operands, out: Tensor) -> None:
+    a, b, index, a_scale, b_scale = operands
+    weight = b.qweight if isinstance(b, Int4Parts) else b
+    need_distinct(op, out, a=a, b=weight, ends=index, a_scale=a_scale, b_scale=b_scale)
+
+
+def _collect_contiguous(a: Any, b: Any, ends: Any, *, a_scale: Any = None, b_scale: Any = None) -> Operands:
+    return _collect_rows("grouped_gemm_contiguous", a, b, ends, a_scale, b_scale)
+
+
+def _collect_masked(
+    a: Any, b: Any, counts: Any, *, a_scale: Any = None, b_scale: Any = None, expected_m: int | None = None
+) -> Operands:
+    # expected_m steers the choice of a GPU config only; a processor has nothing to choose from it.
+    if expected_m is not None and (not isinstance(expected_m, int) or expected_m < 0):
+        raise ShapeError(f"grouped_gemm_masked: expected_m is {expected_m!r}, expected None or a whole number >= 0")
+    return _collect_rows("grouped_gemm_masked", a, b, counts, a_scale, b_scale)
+
+
+def _operation(op: str, collect: Any) -> Operation:
+    return Operation(
+        op,
+        lambda operands, out, out_dtype: _check_rows(op, operands, out, out_dtype),
+        lambda operands, spec: _describe_rows(op, operands, spec),
+        collect,
+        lambda operands, out: _distinct_rows(op, operands, out),
+    )
+
+
+GROUPED_CONTIGUOUS = _operation("grouped_gemm_contiguous", _collect_contiguous)
+GROUPED_MASKED = _operation("grouped_gemm_masked", _collect_masked)
+
+
+def _gather_int4(a: Any, *rest: Any) -> Operands:
+    return a, Int4Parts(*rest[:PARTS]), rest[PARTS], None, None
+
+
+def _register_rows(operation: Operation, index: str) -> tuple[Any, Any]:
+    scales = "Tensor? a_scale, Tensor? b_scale"
+    dense = register(operation, operation.name, f"Tensor a, Tensor b, Tensor {index}, {scales}", lambda *ones: ones)
+    name = f"{operation.name}_int4"
+    return dense, register(operation, name, f"Tensor a, {SCHEMA}, Tensor {index}", _gather_int4)
+
+
+_contiguous_ops = _register_rows(GROUPED_CONTIGUOUS, "ends")
+_masked_ops = _register_rows(GROUPED_MASKED, "counts")
+
+
+def _call_rows(ops: tuple[Any, Any], operands: Operands, out: Any, out_dtype: Any, backend: str | None) -> Tensor:
+    a, b, index, a_scale, b_scale = operands
+    if isinstance(b, Int4Parts):
+        if a_scale is not None or b_scale is not None:
+            raise ShapeError(
+                f"{ops[0].name}: a_scale and b_scale are given, expected None because b has its own scales"
+            )
+        packed: Tensor = call(ops[1], (a, *b, index), out, out_dtype, backend)
+        return packed
+    returned: Tensor = call(ops[0], operands, out, out_dtype, backend)
+    return returned
+
+
+def grouped_gemm_contiguous(
+    a: Tensor,
+    b: Tensor | Int4Weight,
+    ends: Tensor,
+    *,
+    a_scale: Tensor | float | None = None,
+    b_scale: Tensor | float | None = None,
+    out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """Rows ends[g-1]..ends[g] of A [T, K] times B[g]^T of B [G, N, K] (or an Int4Weight of G experts).
+
+    16-bit, fp32, fp8 or int8; scales as in the dense operation, per row of A and per group of B. Rows at or past
+    ends[-1] are not written.
+    """
+    operands = _collect_contiguous(a, b, ends, a_scale=a_scale, b_scale=b_scale)
+    return _call_rows(_contiguous_ops, operands, out, out_dtype, backend)
+
+
+def grouped_gemm_masked(
+    a: Tensor,
+    b: Tensor | Int4Weight,
+    counts: Tensor,
+    *,
+    a_scale: Tensor | float | None = None,
+    b_scale: Tensor | float | None = None,
+    expected_m: int | None = None,
+    out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """The first counts[g] rows of A[g] times B[g]^T; A is [G, Mmax, K], B [G, N, K] or an Int4Weight of G experts.
+
+    Rows at or past counts[g] are neither read into results nor written.
+    """
+    operands = _collect_masked(a, b, counts, a_scale=a_scale, b_scale=b_scale, expected_m=expected_m)
+    return _call_rows(_masked_ops, operands, out, out_dtype, backend)

@@ -1,0 +1,124 @@
+"""int8_gemm: exact integer accumulation, then scales, zero points and bias in one rounding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.dtypes import name_of
+from ..core.errors import ShapeError
+from ..core.problem import Problem, layout_of
+from ._run import Operands, Operation, call, register
+from .checks import (
+    OutSpec,
+    as_scale,
+    need_bias,
+    need_distinct,
+    need_dtype,
+    need_one_device,
+    need_tensor,
+    result,
+    scale_kinds,
+    show,
+)
+from .gemm import product_shape
+
+_OP = "int8_gemm"
+
+
+def _check(operands: Operands, out: Tensor | None, out_dtype: torch.dtype | None) -> OutSpec:
+    a, b, a_scale, b_scale, a_zero, bias = operands
+    need_dtype(_OP, "a", a, (torch.int8,))
+    need_dtype(_OP, "b", b, (torch.int8,))
+    shape = product_shape(_OP, a, b, "(N, K)")
+    device = need_one_device(_OP, "a", a, b=b, a_scale=a_scale, b_scale=b_scale, a_zero=a_zero, bias=bias)
+    _kinds(operands, shape)
+    if a_zero is not None:
+        need_dtype(_OP, "a_zero", a_zero, (torch.int32,))
+        rows = [shape[-2:-1], (shape[-2], 1), shape[:-1], (*shape[:-1], 1)]
+        if a_zero.numel() != 1 and tuple(a_zero.shape) not in rows:
+            raise ShapeError(f"{_OP}: a_zero has shape {show(a_zero)}, expected one value or {shape[:-1]}")
+    need_bias(_OP, bias, shape[-1])
+    return result(_OP, shape, torch.bfloat16, out, out_dtype, device)
+
+
+def _kinds(operands: Operands, shape: tuple[int, ...]) -> tuple[str, str]:
+    """Scales belong to the rows and columns of one product, or to each product of the batch."""
+    a, _, a_scale, b_scale, _, _ = operands
+    k, m, n = a.size(-1), shape[-2], shape[-1]
+    rows: tuple[int, ...] = (m,)
+    lead: tuple[int, ...] = ()
+    if len(shape) == 3 and a_scale.dim() >= 2 and a_scale.numel() != 1:
+        rows = (shape[0], m)
+    if len(shape) == 3 and b_scale.dim() >= 2 and b_scale.numel() != 1:
+        lead = (shape[0],)
+    return scale_kinds(_OP, a_scale, b_scale, rows, lead, n, k, blockwise=False)
+
+
+def _describe(operands: Operands, spec: OutSpec) -> Problem:
+    a, b, _, _, a_zero, bias = operands
+    a_kind, b_kind = _kinds(operands, spec.shape)
+    return Problem(
+        op=_OP,
+        m=spec.shape[-2],
+        n=spec.shape[-1],
+        k=a.size(-1),
+        batch=spec.shape[0] if len(spec.shape) == 3 else 1,
+        a_dtype="int8",
+        b_dtype="int8",
+        out_dtype=name_of(spec.dtype),
+        a_scale=a_kind,
+        b_scale=b_kind,
+        zero_points=a_zero is not None,
+        bias=bias is not None,
+        a_layout=layout_of(a),
+        b_layout=layout_of(b),
+    )
+
+
+def _collect(a: Any, b: Any, a_scale: Any, b_scale: Any, *, a_zero: Any = None, bias: Any = None) -> Operands:
+    need_tensor(_OP, a=a, b=b)
+    a_scale, b_scale = as_scale(_OP, "a_scale", a_scale, a), as_scale(_OP, "b_scale", b_scale, a)
+    if isinstance(a_zero, int) and not isinstance(a_zero, bool):
+        a_zero = torch.full((), a_zero, dtype=torch.int32, device=a.device)
+    given = {"a_zero": a_zero, "bias": bias}
+    need_tensor(_OP, **{name: value for name, value in given.items() if value is not None})
+    return a, b, a_scale, b_scale, a_zero, bias
+
+
+def _distinct(operands: Operands, out: Tensor) -> None:
+    a, b, a_scale, b_scale, a_zero, bias = operands
+    need_distinct(_OP, out, a=a, b=b, a_scale=a_scale, b_scale=b_scale, a_zero=a_zero, bias=bias)
+
+
+INT8_GEMM = Operation(_OP, _check, _describe, _collect, _distinct)
+_ops = register(
+    INT8_GEMM,
+    _OP,
+    "Tensor a, Tensor b, Tensor a_scale, Tensor b_scale, Tensor? a_zero, Tensor? bias",
+    lambda *operands: operands,
+)
+
+
+def int8_gemm(
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor | float,
+    b_scale: Tensor | float,
+    *,
+    a_zero: Tensor | int | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """a_scale * b_scale * (A B^T - a_zero * rowsum(B)) + bias, right to one rounding of the output type.
+
+    A is int8 [M, K] or [B, M, K], B is int8 [N, K] or [B, N, K]; scales are fp32, one value or [M] / [N]; a_zero is
+    int32, one value or [M]. The output is bf16 unless `out` or `out_dtype` says fp16 or fp32.
+    """
+    operands = _collect(a, b, a_scale, b_scale, a_zero=a_zero, bias=bias)
+    returned: Tensor = call(_ops, operands, out, out_dtype, backend)
+    return returned
