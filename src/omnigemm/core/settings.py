@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from contextlib import ContextDecorator
 from contextvars import ContextVar, Token
@@ -62,7 +63,20 @@ def _from_environment() -> Settings:
     text = os.environ.get("OMNIGEMM_WEIGHT_CACHE_MIB", "")
     if text and not text.isdigit():
         raise ValueError(f"OMNIGEMM_WEIGHT_CACHE_MIB is {text!r}, expected a whole number of MiB")
+    _start_log(os.environ.get("OMNIGEMM_LOG", ""))
     return Settings(backend, flag == "1", int(text) if text else None)
+
+
+def _start_log(level: str) -> None:
+    """The library logs to the logger 'omnigemm'; the variable shows it to people who configure no logging."""
+    if level not in ("", "off", "debug"):
+        raise ValueError(f"OMNIGEMM_LOG is {level!r}, expected debug or off")
+    if level == "debug":
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("omnigemm: %(message)s"))
+        logger = logging.getLogger("omnigemm")
+        logger.addHandler(handler)
+        logger.setLevel(logging.DEBUG)
 
 
 _active: ContextVar[Settings | None] = ContextVar("omnigemm_settings", default=None)

@@ -87,7 +87,9 @@ def _launch(operation: Operation, call: Call, operands: Operands, out: Any) -> A
         out = allocate(call.result)
     else:
         operation.distinct(operands, out)
-    call.plan.launch(out, *operands)
+    # Parameters that require gradients are fine operands; torch's kernels with out= would refuse them otherwise.
+    with torch._C._AutoDispatchBelowAutograd():
+        call.plan.launch(out, *operands)
     return out
 
 

@@ -29,7 +29,7 @@ from .checks import (
     show,
 )
 from .gemm import need_c, product_shape
-from .int4 import PARTS, SCHEMA, need_weight, parts_of
+from .int4 import PARTS, SCHEMA, need_weight, parts_of, tensors_of
 
 # ----------------------------------------------------------------------------- each group its own everything
 
@@ -93,7 +93,7 @@ def _numbers(name: str, value: Any, count: int) -> list[float]:
         value = value.tolist()
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return [float(value)] * count
-    if not isinstance(value, Sequence) or not all(isinstance(one, (int, float)) for one in value):
+    if not isinstance(value, Sequence) or not all(type(one) in (int, float) for one in value):
         raise DTypeError(f"{_LIST}: {name} is {value!r}, expected a number or one per group")
     if len(value) != count:
         raise ShapeError(f"{_LIST}: {name} has {len(value)} numbers, expected one or {count}, one per group")
@@ -239,8 +239,9 @@ def _collect_rows(op: str, a: Any, b: Any, index: Any, a_scale: Any, b_scale: An
 
 def _distinct_rows(op: str, operands: Operands, out: Tensor) -> None:
     a, b, index, a_scale, b_scale = operands
-    weight = b.qweight if isinstance(b, Int4Parts) else b
-    need_distinct(op, out, a=a, b=weight, ends=index, a_scale=a_scale, b_scale=b_scale)
+    weight = tensors_of("b", b) if isinstance(b, Int4Parts) else {"b": b}
+    name = "counts" if op == "grouped_gemm_masked" else "ends"
+    need_distinct(op, out, a=a, **weight, **{name: index}, a_scale=a_scale, b_scale=b_scale)
 
 
 def _collect_contiguous(a: Any, b: Any, ends: Any, *, a_scale: Any = None, b_scale: Any = None) -> Operands:

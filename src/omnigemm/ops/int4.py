@@ -34,6 +34,11 @@ def parts_of(weight: Int4Weight) -> Int4Parts:
     return Int4Parts(weight.qweight, weight.scales, weight.zeros, weight.perm, weight.n, weight.k, weight.group_size)
 
 
+def tensors_of(name: str, parts: Int4Parts) -> dict[str, Tensor | None]:
+    """The weight's tensors as a message names them."""
+    return {f"{name}.{field}": getattr(parts, field) for field in ("qweight", "scales", "zeros", "perm")}
+
+
 def need_weight(op: str, name: str, weight: object, experts: bool) -> None:
     if not isinstance(weight, Int4Weight):
         raise DTypeError(f"{op}: {name} is a {type(weight).__name__}, expected an Int4Weight")
@@ -79,7 +84,7 @@ def _collect(a: Any, w: Any, *, bias: Any = None) -> Operands:
 
 def _distinct(operands: Operands, out: Tensor) -> None:
     a, w, bias = operands
-    need_distinct(_OP, out, a=a, w=w.qweight, bias=bias)
+    need_distinct(_OP, out, a=a, **tensors_of("w", w), bias=bias)
 
 
 INT4_GEMM = Operation(_OP, _check, _describe, _collect, _distinct)

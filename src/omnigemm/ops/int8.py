@@ -37,7 +37,7 @@ def _check(operands: Operands, out: Tensor | None, out_dtype: torch.dtype | None
     _kinds(operands, shape)
     if a_zero is not None:
         need_dtype(_OP, "a_zero", a_zero, (torch.int32,))
-        rows = [shape[-2:-1], (shape[-2], 1), shape[:-1], (*shape[:-1], 1)]
+        rows = [shape[-2:-1], shape[:-1], (*shape[:-1], 1)]
         if a_zero.numel() != 1 and tuple(a_zero.shape) not in rows:
             raise ShapeError(f"{_OP}: a_zero has shape {show(a_zero)}, expected one value or {shape[:-1]}")
     need_bias(_OP, bias, shape[-1])

@@ -58,10 +58,14 @@ def _bind_list(kernel: CpuKernel, problem: Problem) -> Launch:
 
 
 def _experts(b: Tensor | Int4Parts) -> Sequence[Tensor | Int4Parts]:
-    """The groups' weights, as objects that live as long as the whole: what is prepared for one is found again."""
+    """The groups' weights, as objects that live as long as the whole: what is prepared for one is found again.
+
+    Views of a detached alias, because a view of the weight itself would keep it, and so its own entry, alive.
+    """
     if isinstance(b, Int4Parts):
-        return store.get(b.qweight, "experts", b.companions(), 0, b.experts) or b.experts()
-    return store.get(b, "experts", (), 0, lambda: b.unbind(0)) or b.unbind(0)
+        alias = b._replace(qweight=b.qweight.detach())
+        return store.get(b.qweight, "experts", b.companions(), 0, alias.experts) or b.experts()
+    return store.get(b, "experts", (), 0, lambda: b.detach().unbind(0)) or b.unbind(0)
 
 
 def _group_scale(scale: Tensor | None, group: int) -> Tensor | None:

@@ -20,6 +20,8 @@ FP32_K = 2**24 // (128 * 128)
 def _integer_product(a: Tensor, b: Tensor) -> Tensor:
     """A B^T as int32, or int64 when K is so long that 32 bits could overflow."""
     k = a.size(1)
+    if k == 1:  # torch._int_mm leaves its result unwritten when the right side has strides (1, 1)
+        return a.int() * b.t().int()
     if k <= INT32_K:
         return torch._int_mm(a, b.t())
     total = torch.zeros(a.size(0), b.size(0), dtype=torch.int64)

@@ -1,0 +1,12 @@
+"""The command line: `omnigemm doctor`, `explain`, `bench`, `demo`, `cache`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the command line and exit. Nothing heavy is imported before this call."""
+    from .app import run
+
+    run(args)

@@ -1,0 +1,251 @@
+"""The commands and their options. What each one does is in the module of its name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..core.errors import OmniGemmError
+from ..core.settings import ENVIRONMENT
+from . import output
+
+app = typer.Typer(
+    name="omnigemm",
+    help="Every matrix product of a language model, at low precision, on the machine that is there.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+cache_app = typer.Typer(
+    help="The folder of compiled kernels.",
+    no_args_is_help=True,
+    epilog="""\b
+Examples:
+  omnigemm cache list
+  omnigemm cache clear --yes""",
+)
+app.add_typer(cache_app, name="cache")
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+
+
+def run(args: Sequence[str] | None = None) -> None:
+    """The whole program: errors of the library become one line and exit code 2."""
+    from ..backends.cpu.isa import shield_onednn
+
+    shield_onednn()
+    try:
+        app(args=None if args is None else list(args), prog_name="omnigemm")
+    except OmniGemmError as error:
+        output.print_error(str(error))
+        sys.exit(2)
+    except ValueError as error:
+        # A variable of ours with a value that means nothing is the user's to correct, not a defect to trace.
+        if not str(error).startswith(tuple(ENVIRONMENT)):
+            raise
+        output.print_error(str(error))
+        sys.exit(2)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from .. import __version__
+
+        print(f"omnigemm {__version__}")
+        raise typer.Exit()
+
+
+@app.callback(
+    epilog="""\b
+Examples:
+  omnigemm doctor
+  omnigemm demo
+  omnigemm explain int4_gemm 16 4096 4096"""
+)
+def top(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Every matrix product of a language model, at low precision, on the machine that is there."""
+
+
+@app.command(
+    epilog="""\b
+Examples:
+  omnigemm doctor
+  omnigemm doctor --json"""
+)
+def doctor(as_json: Json = False) -> None:
+    """Look at this machine: versions, instruction sets, backends, settings, and a self-check of every operation.
+
+    Exits with 1 when a self-check fails.
+    """
+    from .doctor import run_doctor
+
+    raise typer.Exit(run_doctor(as_json=as_json))
+
+
+@app.command(
+    epilog="""\b
+Examples:
+  omnigemm explain int4_gemm 16 4096 4096 --dtype fp16
+  omnigemm explain fp8_gemm 1024 4096 7168 --granularity 128x128 --json
+  omnigemm explain grouped_gemm_masked 64 2048 4096 --groups 16"""
+)
+def explain(
+    op: Annotated[str, typer.Argument(help="The operation, such as gemm, int8_gemm or grouped_gemm_masked.")],
+    m: Annotated[int, typer.Argument(help="Rows of the activations.")],
+    n: Annotated[int, typer.Argument(help="Columns of the result.")],
+    k: Annotated[int, typer.Argument(help="The dimension that is summed over.")],
+    dtype: Annotated[
+        str | None, typer.Option(help="Type of the activations: fp16, bf16, fp32, int8, e4m3, e5m2.")
+    ] = None,
+    weight_dtype: Annotated[str | None, typer.Option(help="Type of the weights, where it differs: int4.")] = None,
+    out_dtype: Annotated[str | None, typer.Option(help="Type of the result: fp16, bf16, fp32.")] = None,
+    granularity: Annotated[
+        str | None, typer.Option(help="Scales of 8-bit operands: tensor, token, 1x128, 128x128.")
+    ] = None,
+    group_size: Annotated[
+        int | None,
+        typer.Option(help="Columns that share a scale of int4 weights: 32, 64, 128, or -1 for all."),
+    ] = None,
+    asymmetric: Annotated[bool, typer.Option("--asymmetric", help="With zero points.")] = False,
+    act_order: Annotated[bool, typer.Option("--act-order", help="int4 weights with reordered columns.")] = False,
+    bias: Annotated[bool, typer.Option("--bias", help="A bias is added.")] = False,
+    batch: Annotated[int, typer.Option(help="Matrices in the batch.")] = 1,
+    groups: Annotated[int | None, typer.Option(help="Groups of a grouped operation.")] = None,
+    device: Annotated[str, typer.Option(help="Where the tensors are.")] = "cpu",
+    backend: Annotated[str | None, typer.Option(help="Ask this backend only.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Say which kernel would run a product, and why each other one would not."""
+    from .explain import run_explain
+
+    eight_bit = op == "int8_gemm"
+    words = {
+        "dtype": dtype,
+        "weight_dtype": weight_dtype,
+        "out_dtype": out_dtype,
+        "granularity": granularity,
+        "group_size": group_size,
+        "groups": groups,
+        "symmetric": not (asymmetric and not eight_bit),
+        "a_zero": asymmetric and eight_bit,
+        "act_order": act_order,
+        "bias": bias,
+        "batch": batch,
+    }
+    raise typer.Exit(run_explain(op, m, n, k, words, device=device, backend=backend, as_json=as_json))
+
+
+@app.command(
+    epilog="""\b
+Examples:
+  omnigemm bench --op int4_gemm --shape 1x4096x4096 --shape 16x4096x4096
+  omnigemm bench --op grouped_gemm_masked --shape G8x16x1024x2048
+  omnigemm bench --op fp8_gemm --granularity token --json --record run.json"""
+)
+def bench(
+    op: Annotated[list[str] | None, typer.Option(help="Operation; repeat for several. Default: all.")] = None,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(help="MxNxK, or G<groups>xMxNxK with M rows per group; repeat for several."),
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="Type of the activations.")] = None,
+    weight_dtype: Annotated[str | None, typer.Option(help="Type of the weights, where it differs: int4.")] = None,
+    granularity: Annotated[str | None, typer.Option(help="Scales of 8-bit operands.")] = None,
+    group_size: Annotated[int | None, typer.Option(help="Columns that share a scale of int4 weights.")] = None,
+    seconds: Annotated[float, typer.Option(min=0.0, help="Time for each row, after warm-up.")] = 1.0,
+    cold_mb: Annotated[int, typer.Option(min=0, help="Copies of each weight to cycle through, together, in MB.")] = 256,
+    record: Annotated[Path | None, typer.Option(help="Also write the record to this file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Time operations against torch on this machine, in turns within one run."""
+    from .bench import run_bench
+
+    words = {
+        "dtype": dtype,
+        "weight_dtype": weight_dtype,
+        "granularity": granularity,
+        "group_size": group_size,
+    }
+    raise typer.Exit(
+        run_bench(
+            op or [],
+            shape or [],
+            words,
+            seconds=seconds,
+            cold_mb=cold_mb,
+            record_file=record,
+            as_json=as_json,
+        )
+    )
+
+
+@app.command(
+    epilog="""\b
+Examples:
+  omnigemm demo
+  omnigemm demo --out report.html
+  omnigemm demo --json > demo.json"""
+)
+def demo(
+    out: Annotated[Path, typer.Option(help="Where to write the HTML report.")] = Path("omnigemm-report.html"),
+    quick: Annotated[bool, typer.Option("--quick", hidden=True, help="Small shapes, for tests.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Quantise, multiply and verify with every operation, time it against torch, and write a report.
+
+    Takes about half a minute. Exits with 1 when a result is wrong.
+    """
+    from .demo import run_demo
+
+    raise typer.Exit(run_demo(out, quick=quick, as_json=as_json))
+
+
+@cache_app.command(
+    "path",
+    epilog="""\b
+Example:
+  omnigemm cache path""",
+)
+def cache_path(as_json: Json = False) -> None:
+    """Print the folder of compiled kernels."""
+    from .cache import run_path
+
+    raise typer.Exit(run_path(as_json=as_json))
+
+
+@cache_app.command(
+    "list",
+    epilog="""\b
+Example:
+  omnigemm cache list --json""",
+)
+def cache_list(as_json: Json = False) -> None:
+    """List the compiled kernels with their size and age."""
+    from .cache import run_list
+
+    raise typer.Exit(run_list(as_json=as_json))
+
+
+@cache_app.command(
+    "clear",
+    epilog="""\b
+Example:
+  omnigemm cache clear --yes""",
+)
+def cache_clear(
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False, as_json: Json = False
+) -> None:
+    """Remove the compiled kernels, and nothing else."""
+    from .cache import run_clear
+
+    raise typer.Exit(run_clear(yes=yes, as_json=as_json))

@@ -1,0 +1,90 @@
+"""`omnigemm bench`: operations times shapes, against torch in the same run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..bench import record, timing
+from ..bench.compare import compare
+from ..bench.workloads import Case, Size, Workload, case
+from ..core.errors import OmniGemmError
+from ..core.problem import OPS
+from . import output
+
+USUAL_SHAPES = ("1x4096x4096", "16x4096x4096", "128x4096x4096")
+USUAL_GROUPED_SHAPES = ("G8x4x1024x2048", "G8x32x1024x2048")
+
+
+def run_bench(
+    ops: Sequence[str],
+    shapes: Sequence[str],
+    words: Mapping[str, Any],
+    *,
+    seconds: float = 1.0,
+    cold_mb: int = timing.COLD_BYTES // 10**6,
+    record_file: Path | None = None,
+    as_json: bool = False,
+) -> int:
+    if record_file is not None:
+        output.check_target(record_file)
+    cold_bytes = cold_mb * 10**6
+    jobs = _jobs(ops, shapes, words)
+    rows, works = [], []
+    with output.progress() as bar:
+        task = bar.add_task("bench", total=len(jobs))
+        for one, size in jobs:
+            bar.update(task, description=f"{one.op} {size}")
+            work = Workload(one, size)
+            rows.append(record.row(work, compare(work, seconds=seconds, cold_bytes=cold_bytes)))
+            works.append((work.flops, work.traffic_bytes))
+            bar.advance(task)
+    made = record.new(rows, timing.method(cold_bytes))
+    if record_file is not None:
+        record.write(record_file, made)
+    if as_json:
+        output.print_json(made)
+    else:
+        show(rows, works)
+    return 0
+
+
+def _jobs(ops: Sequence[str], shapes: Sequence[str], words: Mapping[str, Any]) -> list[tuple[Case, Size]]:
+    """What to time, checked before the first second is spent. Without named operations: all that take the words."""
+    jobs = []
+    refusal: OmniGemmError | None = None
+    for op in ops or OPS:
+        one = case(op, **words)
+        usual = USUAL_GROUPED_SHAPES if one.grouped else USUAL_SHAPES
+        sizes = [one.fit(Size.parse(text)) for text in shapes or usual]
+        try:
+            for size in sizes:
+                one.problem(size)
+        except OmniGemmError as error:
+            if ops:
+                raise
+            refusal = error
+        else:
+            jobs += [(one, size) for size in sizes]
+    if refusal is not None and not jobs:
+        raise refusal
+    return jobs
+
+
+def show(rows: Sequence[Mapping[str, Any]], works: Sequence[tuple[int, int]]) -> None:
+    """The rows as a table; `works` holds each row's operations and bytes."""
+    screen = output.console()
+    peers = list(dict.fromkeys(name for row in rows for name in row["peers"]))
+    numbers = ["us", "GFLOP/s", "GB/s", *peers]
+    names = output.name_columns(screen, ("operands", "shape", "kernel"))
+    table = output.table("Microseconds, and torch's over ours", (*names, *numbers), right=numbers)
+    for row, (flops, moved) in zip(rows, works, strict=True):
+        us, config = row["us"], row["config"]
+        cells = [output.duration(us), f"{flops / us / 1e3:.1f}", f"{moved / us / 1e3:.1f}"]
+        for name in peers:
+            peer = row["peers"].get(name)
+            cells.append("" if peer is None else f"{output.duration(peer)}  {output.ratio(peer / us)}")
+        details = (f"{config['dtype']} x {config['weight_dtype']}", row["shape"], config["kernel"])
+        table.add_row(*output.names_of(screen, row["op"], details), *cells)
+    screen.print(table)

@@ -1,0 +1,110 @@
+"""What the commands share when they speak: tables to stdout, progress and errors to stderr, JSON alone on stdout."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from ..core.errors import OmniGemmError
+
+PIPE_WIDTH = 180  # a file or a pipe has no width of its own, and rich would cut tables at 80
+WIDE = 130  # below, a table of figures cannot have all its names side by side
+
+
+class CommandError(OmniGemmError):
+    """A command cannot do what it was asked, for a reason that its user can change."""
+
+
+def check_target(path: Path) -> None:
+    """Refuse a file that cannot be written before the work that fills it, not after."""
+    folder = path.absolute().parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandError(f"the folder of {path} cannot be made: {error.strerror}") from error
+    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        raise CommandError(f"{path} cannot be written")
+
+
+def console(*, stderr: bool = False) -> Console:
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(stderr=stderr, width=None if stream.isatty() else PIPE_WIDTH, highlight=False)
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(_finite(value), indent=2, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    """The same without NaN and infinities, which JSON does not have."""
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def print_error(message: str) -> None:
+    """One line, whatever the message holds."""
+    print(f"omnigemm: error: {' '.join(message.split())}", file=sys.stderr)
+
+
+def progress() -> Progress:
+    """A progress bar on stderr, silent where nobody watches."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        console=console(stderr=True),
+        disable=not sys.stderr.isatty(),
+        transient=True,
+    )
+
+
+def table(title: str, columns: Sequence[str], right: Sequence[str] = ()) -> Table:
+    """A plain table; the columns named in `right` hold numbers."""
+    made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in columns:
+        number = name in right
+        made.add_column(name, justify="right" if number else "left", overflow="fold", no_wrap=number)
+    return made
+
+
+def names_of(screen: Console, op: str, details: Sequence[str]) -> list[str]:
+    """What a row is about: a cell each, or all in one cell of two lines where the screen is narrow."""
+    if screen.width >= WIDE:
+        return [op, *details]
+    return [f"{op}\n[dim]{', '.join(details)}[/dim]"]
+
+
+def name_columns(screen: Console, details: Sequence[str]) -> list[str]:
+    """The heads over `names_of`."""
+    return ["operation", *details] if screen.width >= WIDE else ["operation"]
+
+
+def mark(ok: bool, note: str = "") -> str:
+    """Pass or fail, and what is to be said about it."""
+    return ("[green]pass[/green]" if ok else "[red]FAIL[/red]") + (f" {escape(note)}" if note else "")
+
+
+def ratio(value: float) -> str:
+    """A speed-up; green when we are ahead, red when clearly behind."""
+    colour = "green" if value >= 1.0 else ("red" if value < 0.9 else "yellow")
+    return f"[{colour}]{value:.2f}x[/{colour}]"
+
+
+def duration(us: float) -> str:
+    """Microseconds with a sensible number of digits."""
+    return f"{us:,.0f}" if us >= 100 else f"{us:.1f}"

@@ -1,0 +1,8 @@
+"""Quantisers, and 4-bit weights from every checkpoint format."""
+
+from __future__ import annotations
+
+from .int4_weight import Int4Weight
+from .quantizers import quantize_fp8, quantize_int4, quantize_int8
+
+__all__ = ["Int4Weight", "quantize_fp8", "quantize_int4", "quantize_int8"]

@@ -1,0 +1,69 @@
+"""Problems: what keywords give, and that they survive hashing, pickling and printing."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+
+import pytest
+import torch
+
+import omnigemm
+from omnigemm.core.problem import OPS, describe, layout_of
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_usual_values_of_each_op(op: str) -> None:
+    problem = describe(op, m=4, n=64, k=256)
+    assert problem == pickle.loads(pickle.dumps(problem))
+    assert hash(problem) == hash(dataclasses.replace(problem))
+    assert op in str(problem)
+    assert problem.out_dtype == "bf16"
+
+
+def test_fp8_usually_has_block_scales() -> None:
+    problem = describe("fp8_gemm", m=4, n=64, k=256)
+    assert (problem.a_scale, problem.b_scale) == ("1x128", "128x128")
+
+
+def test_flops() -> None:
+    assert describe("gemm", m=2, n=3, k=5, batch=7).flops == 2 * 2 * 3 * 5 * 7
+    assert describe("grouped_gemm", m=0, n=0, k=0, shapes=[(1, 2, 3), (4, 5, 6)]).flops == 2 * (6 + 120)
+    assert describe("grouped_gemm_masked", m=2, n=3, k=5, groups=4).flops == 2 * 30 * 4
+    assert describe("grouped_gemm_contiguous", m=2, n=3, k=5, groups=4).flops == 60
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "parts"),
+    [
+        ({"op": "matmul"}, omnigemm.UnsupportedError, ("op", "'matmul'", "int8_gemm")),
+        ({"m": -1}, omnigemm.ShapeError, ("m is -1", ">= 0")),
+        ({"m": True}, omnigemm.ShapeError, ("m is True",)),
+        ({"dtype": "int8"}, omnigemm.DTypeError, ("dtype is int8", "fp16 or bf16 or fp32")),
+        ({"dtype": "fp7"}, omnigemm.DTypeError, ("'fp7'", "bf16")),
+        ({"out_dtype": "int8"}, omnigemm.DTypeError, ("out_dtype is int8", "fp32")),
+        ({"groups": 3}, omnigemm.ShapeError, ("groups is 3",)),
+        ({"granularity": "token"}, omnigemm.ShapeError, ("granularity is 'token'", "bf16")),
+        ({"op": "int8_gemm", "granularity": "1x128"}, omnigemm.ShapeError, ("'1x128'", "tensor, token")),
+        ({"op": "fp8_gemm", "batch": 2}, omnigemm.ShapeError, ("batch is 2",)),
+        ({"op": "int4_gemm", "group_size": 48}, omnigemm.ShapeError, ("group_size is 48", "k = 8")),
+        ({"op": "int4_gemm", "dtype": "fp32"}, omnigemm.DTypeError, ("fp32", "fp16 or bf16")),
+        ({"op": "int4_gemm", "weight_dtype": "bf16"}, omnigemm.DTypeError, ("weight_dtype is bf16",)),
+        ({"group_size": 32}, omnigemm.ShapeError, ("group_size is 32", "int4")),
+        ({"a_layout": "diagonal"}, omnigemm.ShapeError, ("'diagonal'", "row")),
+    ],
+)
+def test_bad_words(words: dict[str, object], error: type[Exception], parts: tuple[str, ...]) -> None:
+    arguments: dict[str, object] = {"op": "gemm", "m": 1, "n": 8, "k": 8, **words}
+    op = arguments.pop("op")
+    with pytest.raises(error) as caught:
+        omnigemm.plan(op, **arguments)  # type: ignore[arg-type]
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_layouts() -> None:
+    x = torch.zeros(6, 8)
+    assert [layout_of(y) for y in (x, x.t(), x[:, ::2], x[::2], x[:1].t(), x[:, :1])] == [
+        "row", "col", "strided", "row", "row", "row",
+    ]  # fmt: skip
