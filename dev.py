@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Set up a clone and run something in it. Needs only Python 3.10 or newer; everything else goes into .venv.
 
-  python3 dev.py demo              the main job on this machine, with a report
-  python3 dev.py test [ARGS...]    the whole test suite; ARGS go to pytest
-  python3 dev.py setup             only set up
+python3 dev.py demo              the main job on this machine, with a report
+python3 dev.py test [ARGS...]    the whole test suite; ARGS go to pytest
+python3 dev.py setup             only set up
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def setup() -> None:
 
 
 def main() -> int:
-    if sys.version_info < (3, 10):
+    if sys.version_info < (3, 10):  # noqa: UP036 - this file is what an older Python gets to see first
         sys.exit(f"dev.py: this is Python {sys.version.split()[0]}, expected 3.10 or newer")
     command, arguments = (sys.argv[1] if len(sys.argv) > 1 else "help"), sys.argv[2:]
     modules = {"demo": ["omnigemm", "demo"], "test": ["pytest"], "setup": None}

@@ -1,4 +1,4 @@
-"""Before any product runs: keep oneDNN off processors' faulty AMX, which kills the process (see backends/cpu/isa.py)."""
+"""Before any product runs, keep oneDNN off an AMX that faults and would end the process (see backends/cpu/isa.py)."""
 
 from __future__ import annotations
 

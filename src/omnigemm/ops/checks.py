@@ -5,7 +5,8 @@ They read metadata only, so they serve real tensors and torch.compile's fake one
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -90,7 +91,7 @@ def result(
     need_shape(op, name, out, [shape], "the shape of the result")
     if out.device != device:
         raise DeviceError(f"{op}: {name} is on {out.device}, expected {device}, the device of the operands")
-    if any(stride == 0 and size > 1 for size, stride in zip(out.shape, out.stride(), strict=True)):
+    if _overlaps_itself(out):
         raise LayoutError(
             f"{op}: {name} has strides {tuple(out.stride())}, expected memory of its own for every element"
         )
@@ -173,21 +174,34 @@ def scale_kinds(
 
 
 def need_distinct(
-    op: str, out: Tensor, name: str = "out", same_is_fine: Tensor | None = None, **inputs: Tensor | None
+    op: str, out: Tensor, inputs: Mapping[str, Tensor | None], same_is_fine: Tensor | None = None
 ) -> None:
     """`out` must not share memory with what is read while it is written; C may be `out` itself."""
-    for other, tensor in inputs.items():
+    c = same_is_fine
+    if c is not None and not same_memory(out, c):
+        inputs = {**inputs, "c": c}
+    for name, tensor in inputs.items():
         if tensor is not None and _overlap(out, tensor):
             raise LayoutError(
-                f"{op}: {name} shares memory with {other} (both {show(out)} and {show(tensor)} lie in one storage), "
-                f"expected memory of its own"
+                f"{op}: out {show(out)} shares memory with {name} {show(tensor)}, expected memory of its own"
             )
-    c = same_is_fine
-    if c is not None and _overlap(out, c) and not _same_memory(out, c):
-        raise LayoutError(f"{op}: {name} shares memory with c without being c, expected c itself or memory of its own")
 
 
-def _same_memory(x: Tensor, y: Tensor) -> bool:
+def need_all_distinct(op: str, outs: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> None:
+    """The same for many results: none may overlap an input or another result. One sweep over addresses."""
+    tensors = {**outs, **inputs}
+    spans = sorted((*_span(tensor), name) for name, tensor in tensors.items() if tensor.numel())
+    active: list[tuple[int, str]] = []
+    for start, end, name in spans:
+        active = [(other_end, other) for other_end, other in active if other_end > start]
+        for _, other in active:
+            written, read = (name, other) if name in outs else (other, name)
+            if written in outs and _overlap(tensors[written], tensors[read]):
+                raise LayoutError(f"{op}: {written} shares memory with {read}, expected memory of its own")
+        active.append((end, name))
+
+
+def same_memory(x: Tensor, y: Tensor) -> bool:
     return x.data_ptr() == y.data_ptr() and x.shape == y.shape and x.stride() == y.stride() and x.dtype == y.dtype
 
 
@@ -205,9 +219,29 @@ def _overlap(x: Tensor, y: Tensor) -> bool:
     (x0, x1), (y0, y1) = _span(x), _span(y)
     if x1 <= y0 or y1 <= x0:
         return False
-    if x.dim() == 2 and y.dim() == 2 and x.stride(1) == 1 and y.stride(1) == 1:
-        pitch = x.stride(0) * x.element_size()
-        if pitch == y.stride(0) * y.element_size() and pitch > 0:
-            shift = (y0 - x0) % pitch
-            return shift < x.size(1) * x.element_size() or shift + y.size(1) * y.element_size() > pitch
-    return True
+    # Rows of both lie at multiples of one pitch, so they meet only if their columns do.
+    pitch = math.gcd(_pitch(x), _pitch(y))
+    shift = (y0 - x0) % pitch if pitch else 0
+    return shift < _row_bytes(x) or shift + _row_bytes(y) > pitch
+
+
+def _row_bytes(tensor: Tensor) -> int:
+    """From a row's first byte past its last."""
+    return ((tensor.size(-1) - 1) * tensor.stride(-1) + 1) * tensor.element_size() if tensor.dim() else 1
+
+
+def _pitch(tensor: Tensor) -> int:
+    """What all distances between rows are multiples of, in bytes; 0 for a single row."""
+    outer = zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)
+    return math.gcd(*(stride for size, stride in outer if size > 1)) * tensor.element_size()
+
+
+def _overlaps_itself(tensor: Tensor) -> bool:
+    """Whether two of its elements may share memory: each stride must step over all that the smaller ones span."""
+    span = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride <= span:
+                return True
+            span += stride * (size - 1)
+    return False

@@ -71,7 +71,7 @@ def _collect(a: Any, b: Any, a_scale: Any, b_scale: Any, *, bias: Any = None) ->
 
 def _distinct(operands: Operands, out: Tensor) -> None:
     a, b, a_scale, b_scale, bias = operands
-    need_distinct(_OP, out, a=a, b=b, a_scale=a_scale, b_scale=b_scale, bias=bias)
+    need_distinct(_OP, out, {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale, "bias": bias})
 
 
 FP8_GEMM = Operation(_OP, _check, _describe, _collect, _distinct)

@@ -101,7 +101,7 @@ def _collect(a: Any, b: Any, c: Any = None, *, alpha: float = 1.0, beta: float =
 
 def _distinct(operands: Operands, out: Tensor) -> None:
     a, b, c, _, beta = operands
-    need_distinct("gemm", out, same_is_fine=c if beta != 0.0 else None, a=a, b=b)
+    need_distinct("gemm", out, {"a": a, "b": b}, same_is_fine=c if beta != 0.0 else None)
 
 
 GEMM = Operation("gemm", _check, _describe, _collect, _distinct)

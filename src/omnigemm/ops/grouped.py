@@ -17,6 +17,7 @@ from ._run import Operands, Operation, call, register
 from .checks import (
     OutSpec,
     as_scale,
+    need_all_distinct,
     need_dim,
     need_distinct,
     need_dtype,
@@ -25,6 +26,7 @@ from .checks import (
     need_shape,
     need_tensor,
     result,
+    same_memory,
     scale_kinds,
     show,
 )
@@ -120,10 +122,11 @@ def _collect_list(a: Any, b: Any, c: Any = None, *, alpha: Any = 1.0, beta: Any 
 
 def _distinct_list(operands: Operands, out: Sequence[Tensor]) -> None:
     a, b, c, _, beta = operands
-    for i, target in enumerate(out):
-        inputs = {f"{name}[{j}]": one for name, ones in (("a", a), ("b", b)) for j, one in enumerate(ones)}
-        own = c[i] if c is not None and beta[i] != 0.0 else None
-        need_distinct(_LIST, target, f"out[{i}]", same_is_fine=own, **inputs)
+    inputs = {f"{name}[{i}]": one for name, ones in (("a", a), ("b", b)) for i, one in enumerate(ones)}
+    for i, own in enumerate(c or ()):
+        if beta[i] != 0.0 and not same_memory(own, out[i]):  # a group's C may be its out
+            inputs[f"c[{i}]"] = own
+    need_all_distinct(_LIST, {f"out[{i}]": one for i, one in enumerate(out)}, inputs)
 
 
 GROUPED_GEMM = Operation(_LIST, _check_list, _describe_list, _collect_list, _distinct_list)
@@ -149,6 +152,8 @@ def grouped_gemm(
 ) -> list[Tensor]:
     """alpha A_i B_i + beta C_i for every group i, each with its own M, N, K and strides."""
     operands = _collect_list(a, b, c, alpha=alpha, beta=beta)
+    if out is not None and not isinstance(out, (list, tuple)):
+        raise DTypeError(f"{_LIST}: out is a {type(out).__name__}, expected a list of matrices")
     target = None if out is None else list(out)
     returned: list[Tensor] = call(_list_ops, operands, target, out_dtype, backend)
     return returned
@@ -241,7 +246,7 @@ def _distinct_rows(op: str, operands: Operands, out: Tensor) -> None:
     a, b, index, a_scale, b_scale = operands
     weight = tensors_of("b", b) if isinstance(b, Int4Parts) else {"b": b}
     name = "counts" if op == "grouped_gemm_masked" else "ends"
-    need_distinct(op, out, a=a, **weight, **{name: index}, a_scale=a_scale, b_scale=b_scale)
+    need_distinct(op, out, {"a": a, **weight, name: index, "a_scale": a_scale, "b_scale": b_scale})
 
 
 def _collect_contiguous(a: Any, b: Any, ends: Any, *, a_scale: Any = None, b_scale: Any = None) -> Operands:

@@ -84,7 +84,7 @@ def _collect(a: Any, w: Any, *, bias: Any = None) -> Operands:
 
 def _distinct(operands: Operands, out: Tensor) -> None:
     a, w, bias = operands
-    need_distinct(_OP, out, a=a, **tensors_of("w", w), bias=bias)
+    need_distinct(_OP, out, {"a": a, **tensors_of("w", w), "bias": bias})
 
 
 INT4_GEMM = Operation(_OP, _check, _describe, _collect, _distinct)

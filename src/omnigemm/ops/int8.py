@@ -90,7 +90,8 @@ def _collect(a: Any, b: Any, a_scale: Any, b_scale: Any, *, a_zero: Any = None, 
 
 def _distinct(operands: Operands, out: Tensor) -> None:
     a, b, a_scale, b_scale, a_zero, bias = operands
-    need_distinct(_OP, out, a=a, b=b, a_scale=a_scale, b_scale=b_scale, a_zero=a_zero, bias=bias)
+    inputs = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale, "a_zero": a_zero, "bias": bias}
+    need_distinct(_OP, out, inputs)
 
 
 INT8_GEMM = Operation(_OP, _check, _describe, _collect, _distinct)

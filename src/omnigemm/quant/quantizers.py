@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple, overload
 
 import torch
 from torch.nn.functional import pad
@@ -41,6 +41,24 @@ class _Range(NamedTuple):
     @property
     def amax(self) -> torch.Tensor:
         return torch.maximum(self.high, -self.low)
+
+
+@overload
+def quantize_int8(
+    x: torch.Tensor, *, granularity: str = "token", symmetric: Literal[True] = True
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+
+@overload
+def quantize_int8(
+    x: torch.Tensor, *, granularity: str = "token", symmetric: Literal[False]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+
+
+@overload
+def quantize_int8(
+    x: torch.Tensor, *, granularity: str = "token", symmetric: bool
+) -> tuple[torch.Tensor, torch.Tensor] | tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
 
 
 def quantize_int8(

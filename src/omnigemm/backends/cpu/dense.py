@@ -40,10 +40,15 @@ def _batched(out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, alpha: float, 
 
 
 def product_fp32(out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, alpha: float, beta: float) -> None:
-    """The same through fp32 copies, a block of columns at a time, so that the copies stay in cache."""
+    """The same through fp32 copies, a block of columns at a time, always into the same memory."""
     wide = a.float()
-    for part in blocks(b.size(-1), b.size(-2)):
-        acc = torch.matmul(wide, b[..., part].float())
+    parts = blocks(b.size(-1), b.size(-2))
+    # empty_like keeps the order of strides, so a transposed weight is copied along its rows.
+    copy = torch.empty_like(b[..., parts[0]], dtype=torch.float32) if parts else None
+    for part in parts:
+        assert copy is not None
+        right = b[..., part]
+        acc = torch.matmul(wide, copy[..., : right.size(-1)].copy_(right))
         if alpha != 1.0:
             acc *= alpha
         if c is not None and beta != 0.0:
@@ -69,8 +74,8 @@ KERNELS = (
     CpuKernel(
         "mm_fp32",
         lambda problem: yes("fp32 product of converted blocks"),
-        # Converting B costs as much as some eighty rows of product.
-        lambda problem: problem.flops * 5e-12 + problem.batch * problem.n * problem.k * 5e-10,
+        # Converting B costs as much as some fifty rows of product.
+        lambda problem: problem.flops * 5e-12 + problem.batch * problem.n * problem.k * 2.5e-10,
         lambda problem: product_fp32,
     ),
 )

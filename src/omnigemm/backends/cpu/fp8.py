@@ -1,7 +1,9 @@
-"""`fp8_gemm`: no processor multiplies fp8, so both sides become fp32, scales applied, and fp32 multiplies.
+"""`fp8_gemm`: torch multiplies no fp8 on a processor at any speed, so both sides become something wider.
 
-Every fp8 value and every product of two is exact in fp32. The weight's fp32 copy is prepared once, while there is
-room for it; otherwise blocks of rows are converted on the way.
+Every fp8 value is exact in fp32 and in bf16, and so are products of two in an fp32 sum. `fp32` serves every case, with
+scales applied to both sides. `bf16` is for processors with AMX, where it is several times as fast; its sums are rounded
+to bf16 before the scales, so it serves bf16 output with scales per row only. The weight's copy is prepared once, while
+there is room for it.
 """
 
 from __future__ import annotations
@@ -9,9 +11,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...core.dispatch import Support
 from ...core.plan import Launch
 from ...core.problem import BLOCK, Problem
-from .kernel import CpuKernel, blocks, finish, yes
+from .isa import has_amx_bf16
+from .kernel import CpuKernel, blocks, finish, no, yes
 from .prepared import store
 
 
@@ -31,23 +35,23 @@ def activations(a: Tensor, a_scale: Tensor, kind: str) -> Tensor:
     return scale_blocks_(wide, a_scale) if kind == "1x128" else wide.mul_(a_scale.reshape(-1, 1))
 
 
-def weight_rows(b: Tensor, b_scale: Tensor, kind: str, rows: slice) -> Tensor:
-    """Some rows of B as fp32 with their scales applied."""
-    wide = b[rows].float()
+def weight_rows(target: Tensor, b: Tensor, b_scale: Tensor, kind: str, rows: slice) -> Tensor:
+    """Some rows of B as fp32 with their scales applied, written to `target`."""
+    wide = target.copy_(b[rows])
     if kind == "tensor":
         return wide.mul_(b_scale.reshape(()))
     if kind == "channel":
         return wide.mul_(b_scale.reshape(-1, 1)[rows])
     if kind == "128x128":
-        blocks_of = torch.arange(rows.start, rows.start + wide.size(0)) // BLOCK
-        return scale_blocks_(wide, b_scale[blocks_of])
+        block = torch.arange(rows.start, rows.stop) // BLOCK
+        return scale_blocks_(wide, b_scale[block])
     return scale_blocks_(wide, b_scale[rows])
 
 
 def _whole(b: Tensor, b_scale: Tensor, kind: str) -> Tensor:
     wide = torch.empty(b.shape, dtype=torch.float32)
-    for rows in blocks(b.size(0), b.size(1)):
-        wide[rows] = weight_rows(b, b_scale, kind, rows)
+    for rows in blocks(*b.shape):
+        weight_rows(wide[rows], b, b_scale, kind, rows)
     return wide
 
 
@@ -58,9 +62,11 @@ def multiply(
     if wide is not None:
         finish(out, torch.mm(a, wide.t()), bias)
         return
-    for rows in blocks(b.size(0), b.size(1)):
-        acc = torch.mm(a, weight_rows(b, b_scale, kind, rows).t())
-        finish(out[:, rows], acc, None if bias is None else bias[rows])
+    parts = blocks(*b.shape)
+    target = torch.empty(parts[0].stop if parts else 0, b.size(1))
+    for rows in parts:
+        right = weight_rows(target[: rows.stop - rows.start], b, b_scale, kind, rows)
+        finish(out[:, rows], torch.mm(a, right.t()), None if bias is None else bias[rows])
 
 
 def _bind(problem: Problem) -> Launch:
@@ -73,7 +79,32 @@ def _bind(problem: Problem) -> Launch:
     return launch
 
 
+def _bind_bf16(problem: Problem) -> Launch:
+    def launch(out: Tensor, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None) -> None:
+        halved = store.get(b, "bf16", (), 2 * b.numel(), b.bfloat16)
+        acc = torch.mm(a.bfloat16(), (b.bfloat16() if halved is None else halved).t()).float()
+        finish(out, acc.mul_(b_scale.reshape(-1)).mul_(a_scale.reshape(-1, 1)), bias)
+
+    return launch
+
+
+def _bf16_accepts(problem: Problem) -> Support:
+    if problem.a_scale == "1x128":
+        return no("torch's bf16 product would round each block of 128 before its scales")
+    if problem.out_dtype != "bf16":
+        return no(f"torch's bf16 product rounds to bf16, too early for {problem.out_dtype} output")
+    if not has_amx_bf16():
+        return no("this processor has no AMX for bf16 products that can be used, and others are slower than fp32")
+    return yes("bf16 product; fp8 values are exact in it")
+
+
 KERNELS = (
+    CpuKernel(
+        "bf16",
+        _bf16_accepts,
+        lambda problem: problem.flops * 1e-12 + problem.n * problem.k * 1e-10,
+        _bind_bf16,
+    ),
     CpuKernel(
         "fp32",
         lambda problem: yes("fp32 product; fp8 values are exact in it"),

@@ -32,17 +32,13 @@ def in_stored_order(a: Tensor, weight: Int4Parts, columns: int, dtype: torch.dty
     return a if a.size(1) == columns else torch.nn.functional.pad(a, (0, columns - a.size(1)))
 
 
-def nibbles(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """The even and the odd columns of a packed matrix."""
-    return packed & 15, packed >> 4
-
-
 # ---------------------------------------------------------------------------------------------------- packed
 
 
 class _Packed(NamedTuple):
     weight: Tensor  # PyTorch's own layout
-    scales: Tensor  # [G, N, 2]: scale, and the offset (8 - zero) * scale
+    scales: Tensor  # [G, N, 2] in bf16: scale, and the offset (8 - zero) * scale
+    offset_error: Tensor | None  # [G, N]: what the offsets lost by rounding to bf16, if there are zero points
     group: int
     k: int
 
@@ -64,17 +60,19 @@ def _pack(weight: Int4Parts) -> _Packed:
     k = -(-stored // group) * group
     n = -(-weight.n // _PACK_N) * _PACK_N
     values = torch.full((n, k), 8, dtype=torch.int32)
-    even, odd = nibbles(weight.qweight)
-    values[: weight.n, 0:stored:2] = even.int()
-    values[: weight.n, 1:stored:2] = odd.int()
-    scale = weight.scales.float()
-    zero = 8.0 if weight.zeros is None else weight.zeros.float()
-    pairs = torch.zeros(k // group, n, 2)
-    width = k // group if scale.size(1) == 1 else scale.size(1)
-    pairs[:width, : weight.n, 0] = scale.t()
-    pairs[:width, : weight.n, 1] = ((8.0 - zero) * scale).t()
+    values[: weight.n, 0:stored:2] = weight.qweight & 15
+    values[: weight.n, 1:stored:2] = weight.qweight >> 4
+    scale = torch.zeros(k // group, n)
+    zero = torch.full_like(scale, 8.0)
+    groups = slice(None if weight.scales.size(1) == 1 else weight.scales.size(1))  # one scale serves all of K
+    scale[groups, : weight.n] = weight.scales.t().bfloat16().float()
+    if weight.zeros is not None:
+        zero[groups, : weight.n] = weight.zeros.t().float()
+    offset = (8.0 - zero) * scale
+    pairs = torch.stack([scale, offset], dim=2).bfloat16()
+    offset_error = None if weight.zeros is None else (offset - pairs[..., 1].float())[:, : weight.n].contiguous()
     packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(values, 1)
-    return _Packed(packed, pairs.bfloat16(), group, k)
+    return _Packed(packed, pairs, offset_error, group, k)
 
 
 def _packed_multiply(out: Tensor, a: Tensor, weight: Int4Parts, bias: Tensor | None) -> None:
@@ -84,6 +82,10 @@ def _packed_multiply(out: Tensor, a: Tensor, weight: Int4Parts, bias: Tensor | N
         return
     x = in_stored_order(a, weight, form.k, torch.bfloat16).contiguous()
     y = torch.ops.aten._weight_int4pack_mm_for_cpu(x, form.weight, form.group, form.scales)[:, : weight.n]
+    if form.offset_error is not None:
+        # The error of an offset is shared by its whole group, so activations that do not average out would add it up.
+        sums = x.float().unflatten(1, (-1, form.group)).sum(2)
+        y = torch.addmm(y.float(), sums, form.offset_error)
     out.copy_(y if bias is None else y + bias.float())
 
 
@@ -102,38 +104,48 @@ def _packed_seconds(problem: Problem) -> float:
 # ---------------------------------------------------------------------------------------------------- blocks
 
 
-def unpack_half(half: Tensor, scale: Tensor, offset: Tensor, width: int) -> Tensor:
-    """q * scale + offset in fp32 for half a row of values [R, C], `width` neighbours sharing a scale."""
-    value = half.float()
-    whole = half.size(1) // width
-    if whole:
-        view = value[:, : whole * width].unflatten(1, (whole, width))
-        torch.addcmul(offset[:, :whole, None], view, scale[:, :whole, None], out=view)
-    if half.size(1) > whole * width:
-        tail = value[:, whole * width :]
-        torch.addcmul(offset[:, whole : whole + 1], tail, scale[:, whole : whole + 1], out=tail)
-    return value
+class _Unpacker:
+    """Dequantises blocks of rows to fp32, the even columns apart from the odd ones, always into the same memory.
 
+    Fresh memory for each block would cost several times the arithmetic, in page faults.
+    """
 
-def _halves(weight: Int4Parts, rows: slice) -> tuple[Tensor, Tensor]:
-    """The even and the odd columns of some rows, dequantised to fp32."""
-    scale = weight.scales[rows].float()
-    zero = 8.0 if weight.zeros is None else weight.zeros[rows].float()
-    offset = -zero * scale
-    even, odd = nibbles(weight.qweight[rows])
-    if weight.group_size % 2 == 0:
-        width = weight.group_size // 2
-        return unpack_half(even, scale, offset, width), unpack_half(odd, scale, offset, width)
-    # An odd group is always the whole of K: one scale per row.
-    return even.float() * scale + offset, odd.float() * scale + offset
+    def __init__(self, weight: Int4Parts) -> None:
+        self.weight = weight
+        columns = weight.qweight.size(1)
+        self.blocks = blocks(weight.n, 2 * columns)
+        rows = self.blocks[0].stop if self.blocks else 0
+        self._nibbles = torch.empty(rows, columns, dtype=torch.uint8)
+        self._values = torch.empty(2, rows, columns)
+
+    def halves(self, rows: slice) -> tuple[Tensor, Tensor]:
+        """The even and the odd columns of some rows; good until the next call."""
+        packed = self.weight.qweight[rows]
+        scale = self.weight.scales[rows].float()
+        zero = 8.0 if self.weight.zeros is None else self.weight.zeros[rows].float()
+        nibbles, (even, odd) = self._nibbles[: packed.size(0)], self._values[:, : packed.size(0)]
+        even.copy_(torch.bitwise_and(packed, 15, out=nibbles))
+        odd.copy_(torch.bitwise_right_shift(packed, 4, out=nibbles))
+        for half in (even, odd):
+            self._apply(half, scale, zero)
+        return even, odd
+
+    def _apply(self, half: Tensor, scale: Tensor, zero: Tensor | float) -> None:
+        """(q - zero) * scale in place; half a row holds half of each group, and an odd group is all of K."""
+        width = max(1, self.weight.group_size // 2) if scale.size(1) > 1 else max(1, half.size(1))
+        whole = half.size(1) // width
+        for part, groups in ((half[:, : whole * width], slice(whole)), (half[:, whole * width :], slice(whole, None))):
+            if part.size(1):
+                view = part.unflatten(1, (-1, min(width, part.size(1))))
+                view.sub_(zero if isinstance(zero, float) else zero[:, groups, None]).mul_(scale[:, groups, None])
 
 
 def _blocks_multiply(out: Tensor, a: Tensor, weight: Int4Parts, bias: Tensor | None) -> None:
-    columns = weight.qweight.size(1) * 2
-    x = in_stored_order(a, weight, columns, torch.float32)
+    x = in_stored_order(a, weight, weight.qweight.size(1) * 2, torch.float32)
     x_even, x_odd = x[:, 0::2].contiguous(), x[:, 1::2].contiguous()
-    for rows in blocks(weight.n, columns):
-        even, odd = _halves(weight, rows)
+    unpacker = _Unpacker(weight)
+    for rows in unpacker.blocks:
+        even, odd = unpacker.halves(rows)
         acc = torch.mm(x_even, even.t())
         acc.addmm_(x_odd, odd.t())
         finish(out[:, rows], acc, None if bias is None else bias[rows])
@@ -144,10 +156,10 @@ def _blocks_multiply(out: Tensor, a: Tensor, weight: Int4Parts, bias: Tensor | N
 
 def _dense(weight: Int4Parts, dtype: torch.dtype) -> Tensor:
     """The weight in the order of its stored columns."""
-    columns = weight.qweight.size(1) * 2
-    full = torch.empty(weight.n, columns, dtype=dtype)
-    for rows in blocks(weight.n, columns):
-        full[rows, 0::2], full[rows, 1::2] = _halves(weight, rows)
+    full = torch.empty(weight.n, weight.qweight.size(1) * 2, dtype=dtype)
+    unpacker = _Unpacker(weight)
+    for rows in unpacker.blocks:
+        full[rows, 0::2], full[rows, 1::2] = unpacker.halves(rows)
     return full
 
 
@@ -186,7 +198,7 @@ KERNELS = (
     CpuKernel(
         "blocks",
         lambda p: yes("fp32 product with blocks unpacked on the way"),
-        lambda p: p.n * p.k * (8e-10 + 1e-11 * p.m),
+        lambda p: p.n * p.k * (4.5e-10 + 1e-11 * p.m),
         lambda p: _blocks_multiply,
     ),
 )

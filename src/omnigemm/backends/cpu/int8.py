@@ -15,6 +15,8 @@ from .kernel import CpuKernel, blocks, no, yes
 INT32_K = (2**31 - 1) // (128 * 128)
 # 128 * 128 * K stays below 2**24 up to here, so an fp32 sum of integer products is exact in any order.
 FP32_K = 2**24 // (128 * 128)
+# Rows are scaled in blocks that stay in a core's second-level cache from one step to the next.
+EPILOGUE_ELEMENTS = 1 << 16
 
 
 def _integer_product(a: Tensor, b: Tensor) -> Tensor:
@@ -58,18 +60,19 @@ def multiply(
         # A row of ones rides along, and its product is the row sums of B: nothing to prepare, nothing to go stale.
         a = torch.cat([a, torch.ones(1, a.size(1), dtype=torch.int8)])
     acc = _integer_product(a, b) if exact_int_mm else _fp32_product(a, b)
-    sums = acc[m].to(torch.int64) if a_zero is not None else None
-    # fp32 steps err by 2**-23, which one rounding to 16 bits hides; a bias can cancel, and fp32 output shows it.
-    wide = torch.float32 if out.dtype != torch.float32 and bias is None else torch.float64
-    column = b_scale.reshape(-1).to(wide)
-    row = a_scale.reshape(-1, 1).to(wide).expand(m, 1)
-    offset = None if bias is None else bias.to(wide)
-    for part in blocks(m, out.size(1)):
+    sums = acc[m].long() if a_zero is not None else None
+    # fp64 holds every integer sum, and neither a bias that cancels nor scales of any size can show its rounding.
+    column = b_scale.reshape(-1).double()
+    row = a_scale.reshape(-1, 1).double().expand(m, 1)
+    offset = None if bias is None else bias.double()
+    parts = blocks(m, out.size(1), EPILOGUE_ELEMENTS)
+    scratch = torch.empty(parts[0].stop if parts else 0, out.size(1), dtype=torch.float64)
+    for part in parts:
         block = acc[part]
         if a_zero is not None and sums is not None:
-            zero = a_zero.reshape(-1, 1).to(torch.int64).expand(m, 1)[part]
-            block = block.to(torch.int64) - zero * sums
-        value = block.to(wide)
+            zero = a_zero.reshape(-1, 1).long().expand(m, 1)[part]
+            block = block.long() - zero * sums
+        value = scratch[: block.size(0)].copy_(block)
         value *= column
         value *= row[part]
         if offset is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -12,8 +12,9 @@ from ...core.dispatch import Support
 from ...core.plan import Launch, Plan
 from ...core.problem import Problem
 
-# Temporaries of this many elements stay in a core's second-level cache as fp32.
-BLOCK_ELEMENTS = 1 << 18
+# Converted weights of this many elements are multiplied at a time: large enough for an efficient product, small enough
+# to stay in cache.
+BLOCK_ELEMENTS = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,11 +48,10 @@ def no(reason: str) -> Support:
     return Support(False, reason)
 
 
-def blocks(rows: int, row_elements: int) -> Iterator[slice]:
-    """Cut `rows` so that a block of them holds about BLOCK_ELEMENTS, and at least 16 rows to feed a GEMM."""
-    step = max(16, BLOCK_ELEMENTS // max(1, row_elements))
-    for start in range(0, rows, step):
-        yield slice(start, min(start + step, rows))
+def blocks(rows: int, row_elements: int, elements: int = BLOCK_ELEMENTS) -> list[slice]:
+    """Cut `rows` so that a block of them holds about `elements`, and at least 16 rows to feed a product."""
+    step = max(16, elements // max(1, row_elements))
+    return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
 
 
 def finish(out: Tensor, acc: Tensor, bias: Tensor | None) -> None:

@@ -1,0 +1,275 @@
+"""Every operation under torch.compile, in inference mode and under torch.library.opcheck."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+import omnigemm
+from op_support import NAN, floats, fp8s, indices, int4_weight, int8s, scales
+
+BF16 = torch.bfloat16
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Sample(NamedTuple):
+    """A call: the operation, its arguments, and its keywords."""
+
+    op: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+
+
+def samples() -> dict[str, Sample]:
+    """Representative calls of all operations; groups own every row, so results are all defined."""
+    a, b, a3, b3 = floats(5, 7), floats(7, 3), floats(2, 5, 7), floats(2, 7, 3)
+    q, r, f, g = int8s(5, 20), int8s(6, 20), fp8s(5, 140), fp8s(6, 140)
+    x = floats(5, 64, dtype=BF16)
+    w, order = int4_weight(6, 64, symmetric=False), int4_weight(6, 64, act_order=True)
+    experts = int4_weight(6, 64, experts=3, act_order=True)
+    ends, counts = indices([2, 2, 5]), indices([4, 4, 4])
+    return {
+        "gemm": Sample(omnigemm.gemm, (a, b), {}),
+        "gemm with c": Sample(omnigemm.gemm, (a, b, floats(3)), {"alpha": 2.0, "beta": -1.0}),
+        "gemm to bf16": Sample(omnigemm.gemm, (a, b), {"out_dtype": BF16}),
+        "gemm in a batch": Sample(omnigemm.gemm, (a3, b3), {}),
+        "gemm with a shared weight": Sample(omnigemm.gemm, (a3, b.t().contiguous().t()), {"backend": "cpu"}),
+        "int8_gemm": Sample(omnigemm.int8_gemm, (q, r, scales(5), scales(6)), {}),
+        "int8_gemm with all": Sample(
+            omnigemm.int8_gemm, (q, r, 0.5, scales(6)), {"a_zero": 3, "bias": floats(6), "out_dtype": torch.float16}
+        ),
+        "int8_gemm in a batch": Sample(omnigemm.int8_gemm, (int8s(2, 5, 20), r, scales(2, 5), scales(6)), {}),
+        "fp8_gemm": Sample(omnigemm.fp8_gemm, (f, g, 0.5, scales(6)), {"bias": floats(6)}),
+        "fp8_gemm in blocks": Sample(omnigemm.fp8_gemm, (f, g, scales(5, 2), scales(1, 2)), {}),
+        "int4_gemm": Sample(omnigemm.int4_gemm, (x, w), {"bias": floats(6)}),
+        "int4_gemm in order": Sample(omnigemm.int4_gemm, (x, order), {}),
+        "grouped_gemm": Sample(omnigemm.grouped_gemm, ([a, floats(2, 4)], [b, floats(4, 9)]), {"alpha": 0.5}),
+        "grouped_gemm with c": Sample(
+            omnigemm.grouped_gemm,
+            ([a, floats(2, 4)], [b, floats(4, 9)], [floats(5, 3), floats(2, 9)]),
+            {"beta": [1.0, 2.0], "out_dtype": BF16},
+        ),
+        "grouped_gemm_contiguous": Sample(omnigemm.grouped_gemm_contiguous, (a, floats(3, 4, 7), ends), {}),
+        "grouped_gemm_contiguous int8": Sample(
+            omnigemm.grouped_gemm_contiguous,
+            (q, int8s(3, 6, 20), ends),
+            {"a_scale": scales(5), "b_scale": scales(3, 6)},
+        ),
+        "grouped_gemm_contiguous int4": Sample(omnigemm.grouped_gemm_contiguous, (x, experts, ends), {}),
+        "grouped_gemm_masked": Sample(
+            omnigemm.grouped_gemm_masked, (floats(3, 4, 7), floats(3, 6, 7), counts), {"expected_m": 4}
+        ),
+        "grouped_gemm_masked fp8": Sample(
+            omnigemm.grouped_gemm_masked,
+            (fp8s(3, 4, 140), fp8s(3, 6, 140), counts),
+            {"a_scale": scales(3, 4, 2), "b_scale": scales(3, 1, 2)},
+        ),
+        "grouped_gemm_masked int4": Sample(
+            omnigemm.grouped_gemm_masked, (floats(3, 4, 64, dtype=BF16), experts, counts), {}
+        ),
+    }
+
+
+NAMES = tuple(samples())
+
+
+def poisoned(result: Any) -> Any:
+    """Outputs like the result, full of NaN."""
+    return [poisoned(one) for one in result] if isinstance(result, list) else torch.full_like(result, NAN)
+
+
+def assert_equal(result: Any, expected: Any) -> None:
+    if isinstance(expected, list):
+        assert len(result) == len(expected)
+        for one, other in zip(result, expected, strict=True):
+            assert_equal(one, other)
+    else:
+        assert result.dtype == expected.dtype
+        assert torch.equal(result, expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_compiled_equals_eager(name: str) -> None:
+    op, arguments, keywords = samples()[name]
+    eager = op(*arguments, **keywords)
+    compiled = torch.compile(lambda *given: op(*given, **keywords), fullgraph=True, backend="aot_eager")
+    assert_equal(compiled(*arguments), eager)
+    assert_equal(compiled(*arguments), eager)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_compiled_out_equals_eager(name: str) -> None:
+    op, arguments, keywords = samples()[name]
+    eager = op(*arguments, **keywords)
+    out = poisoned(eager)
+
+    def write(target: Any, *given: Any) -> Any:
+        op(*given, out=target, **keywords)
+        # The graph goes on with what was written.
+        return [one + 1 for one in target] if isinstance(target, list) else target + 1
+
+    following = torch.compile(write, fullgraph=True, backend="aot_eager")(out, *arguments)
+    assert_equal(out, eager)
+    assert_equal(following, [one + 1 for one in eager] if isinstance(eager, list) else eager + 1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_inference_mode(name: str) -> None:
+    """The mode that servers run in: its tensors have no version counter, and still a changed weight is seen."""
+    with torch.inference_mode():
+        op, arguments, keywords = samples()[name]
+        result = op(*arguments, **keywords)
+        assert_equal(op(*arguments, **keywords), result)
+        out = poisoned(result)
+        op(*arguments, out=out, **keywords)
+        assert_equal(out, result)
+        for weight in (one for one in arguments[1:2] if isinstance(one, Tensor)):
+            changed = weight.flip(0)
+            weight.copy_(changed)
+            assert_equal(op(*arguments, **keywords), op(arguments[0], changed, *arguments[2:], **keywords))
+
+
+def test_a_layer_of_operations_is_one_graph() -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(module: torch.fx.GraphModule, _: list[Any]) -> Any:
+        graphs.append(module)
+        return module.forward
+
+    w, weight, column = int4_weight(16, 64), int8s(8, 16), scales(8)
+
+    def layer(x: Tensor) -> Tensor:
+        hidden = torch.relu(omnigemm.int4_gemm(x, w))
+        q, scale = omnigemm.quantize_int8(hidden)[:2]
+        return omnigemm.int8_gemm(q, weight, scale, column) * 2
+
+    x = floats(5, 64, dtype=BF16)
+    torch.testing.assert_close(torch.compile(layer, fullgraph=True, backend=keep)(x), layer(x))
+    assert len(graphs) == 1
+    targets = [str(node.target) for node in graphs[0].graph.nodes]
+    assert sum("omnigemm.int4_gemm" in target for target in targets) == 1
+    assert sum("omnigemm.int8_gemm" in target for target in targets) == 1
+
+
+@pytest.mark.parametrize("name", ["gemm", "int8_gemm", "fp8_gemm in blocks", "int4_gemm", "grouped_gemm_contiguous"])
+def test_dynamic_rows_compile_once(name: str) -> None:
+    op, arguments, keywords = samples()[name]
+    a, *rest = arguments
+    graphs = 0
+
+    def count(module: torch.fx.GraphModule, _: list[Any]) -> Any:
+        nonlocal graphs
+        graphs += 1
+        return module.forward
+
+    compiled = torch.compile(lambda *given: op(*given, **keywords), fullgraph=True, dynamic=True, backend=count)
+    for rows in (5, 17, 33, 2):
+        x = a[torch.arange(rows) % a.size(0)]
+        more = [indices([1, 2, rows]) if one.dtype == torch.int32 else one for one in rest if isinstance(one, Tensor)]
+        others = more if len(more) == len(rest) else rest
+        if name == "int8_gemm":
+            others = [rest[0], scales(rows), *rest[2:]]
+        if name == "fp8_gemm in blocks":
+            others = [rest[0], scales(rows, 2), *rest[2:]]
+        assert_equal(compiled(x, *others), op(x, *others, **keywords))
+    assert graphs == 1
+
+
+def test_dynamic_rows_that_are_marked() -> None:
+    a, b = floats(6, 8), floats(8, 4)
+    torch._dynamo.mark_dynamic(a, 0)
+    compiled = torch.compile(omnigemm.gemm, fullgraph=True, backend="aot_eager")
+    assert_equal(compiled(a, b), omnigemm.gemm(a, b))
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for rows in (2, 9, 31):
+            x = floats(rows, 8)
+            assert_equal(compiled(x, b), omnigemm.gemm(x, b))
+
+
+def test_errors_are_found_while_compiling() -> None:
+    compiled = torch.compile(omnigemm.gemm, fullgraph=True, backend="aot_eager")
+    with pytest.raises(Exception, match=r"b has shape \(6, 5\), expected \(K, N\) with K = 7"):
+        compiled(floats(4, 7), floats(6, 5))
+
+
+def raw(name: str) -> tuple[str, tuple[Any, ...], Any]:
+    """A registered operation's name, the arguments of its schema, and the out_dtype."""
+    op, arguments, keywords = samples()[name]
+    backend, out_dtype = keywords.get("backend"), keywords.get("out_dtype")
+    first = op.__name__
+    if first == "gemm":
+        a, b, *c = arguments
+        return "gemm", (a, b, c[0] if c else None, keywords.get("alpha", 1.0), keywords.get("beta", 0.0)), out_dtype
+    if first == "grouped_gemm":
+        a, b, *c = arguments
+        alpha, beta = keywords.get("alpha", 1.0), keywords.get("beta", 0.0)
+        lists = [[one] * len(a) if isinstance(one, float) else one for one in (alpha, beta)]
+        return first, (a, b, c[0] if c else None, *lists), out_dtype
+    assert backend is None
+    values = [torch.tensor(one) if isinstance(one, float) else one for one in arguments]
+    if first == "int8_gemm":
+        zero = keywords.get("a_zero")
+        zero = None if zero is None else torch.tensor(zero, dtype=torch.int32)
+        return first, (*values, zero, keywords.get("bias")), out_dtype
+    if first == "fp8_gemm":
+        return first, (*values, keywords.get("bias")), out_dtype
+    weights = [one for one in values if isinstance(one, omnigemm.Int4Weight)]
+    if weights:
+        w = weights[0]
+        parts = (w.qweight, w.scales, w.zeros, w.perm, w.n, w.k, w.group_size)
+        last = keywords.get("bias") if first == "int4_gemm" else values[2]
+        return first if first == "int4_gemm" else f"{first}_int4", (values[0], *parts, last), out_dtype
+    return first, (*values, keywords.get("a_scale"), keywords.get("b_scale")), out_dtype
+
+
+def test_every_registered_operation_has_a_sample() -> None:
+    sampled = {raw(name)[0] for name in NAMES}
+    schemas = torch._C._jit_get_all_schemas()
+    registered = {schema.name.split("::")[1] for schema in schemas if schema.name.startswith("omnigemm::")}
+    assert registered == sampled | {f"{name}_out" for name in sampled}
+
+
+CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_opcheck(name: str) -> None:
+    key, arguments, out_dtype = raw(name)
+    # torch compares inputs before and after with arithmetic that it does not have for fp8.
+    checks = CHECKS[1:] if "fp8" in name else CHECKS
+    function = getattr(torch.ops.omnigemm, key).default
+    torch.library.opcheck(function, (*arguments, out_dtype, None), test_utils=checks)
+    eager = function(*arguments, out_dtype, None)
+    out = poisoned(eager)
+    writer = getattr(torch.ops.omnigemm, f"{key}_out").default
+    torch.library.opcheck(writer, (*arguments, out, None), test_utils=checks)
+    writer(*arguments, out, None)
+    assert_equal(out, eager)
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="torch's default compiler needs a C++ compiler")
+def test_default_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products only: pointwise code would keep the C++ compiler busy for a quarter of a minute."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    a, b, c = floats(5, 7), floats(7, 3), floats(3, 4)
+
+    def layer(x: Tensor, out: Tensor) -> Tensor:
+        return omnigemm.gemm(omnigemm.gemm(x, b), c, out=out)
+
+    out = torch.full((5, 4), NAN)
+    result = torch.compile(layer, fullgraph=True)(a, out)
+    expected = layer(a, torch.empty(5, 4))
+    assert_equal(result, expected)
+    assert_equal(out, expected)

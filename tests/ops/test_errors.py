@@ -1,0 +1,375 @@
+"""Every refusal: the class, the Python class people catch, a message that helps, and an untouched `out`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import omnigemm
+import op_support
+from omnigemm import (
+    DeviceError,
+    DTypeError,
+    LayoutError,
+    OmniGemmError,
+    ShapeError,
+    UnsupportedError,
+    gemm,
+    grouped_gemm,
+    grouped_gemm_contiguous,
+    grouped_gemm_masked,
+)
+from op_support import SENTINEL, floats, fp8s, indices, int4_weight, int8s
+
+ERRORS: dict[str, tuple[type[OmniGemmError], type[Exception]]] = {
+    "Shape": (ShapeError, ValueError),
+    "DType": (DTypeError, TypeError),
+    "Layout": (LayoutError, ValueError),
+    "Device": (DeviceError, RuntimeError),
+    "Unsupported": (UnsupportedError, NotImplementedError),
+}
+
+# The call | the error | the argument and what it was | what it must be. The calls are made of the names below:
+# right operands of each operation, and an `out` of [4, 5] that fits them.
+TABLE = """
+gemm
+    gemm([[1.0]], b, out=out) | DType | a is a list | a tensor
+    gemm(a, None, out=out) | DType | b is a NoneType | a tensor
+    gemm(a, b, 1.0, beta=1.0, out=out) | DType | c is a float | tensor
+    gemm(floats(6), b, out=out) | Shape | a has shape (6,) | (M, K) or (B, M, K)
+    gemm(a, floats(1, 1, 6, 5), out=out) | Shape | b has shape (1, 1, 6, 5) | (K, N)
+    gemm(a, floats(7, 5), out=out) | Shape | b has shape (7, 5) | K = 6
+    gemm(floats(3, 4, 6), floats(2, 6, 5), out=out) | Shape | b has shape (2, 6, 5) | batch of 1 or 3
+    gemm(a.double(), b, out=out) | DType | a has dtype float64 | fp16, bf16 or fp32
+    gemm(int8s(4, 6), int8s(6, 5), out=out) | DType | a has dtype int8 | fp16, bf16 or fp32
+    gemm(a, b.half(), out=out) | DType | b has dtype fp16 | fp32
+    gemm(a, meta(b), out=out) | Device | b is on meta | cpu
+    gemm(a, b, meta(floats(4, 5)), beta=1.0, out=out) | Device | c is on meta | cpu
+    gemm(meta(a), b, out=out) | Device | b is on cpu | meta
+    gemm(a, b, beta=0.5, out=out) | Shape | c is None | beta is 0.5
+    gemm(a, b, floats(3, 5), beta=1.0, out=out) | Shape | c has shape (3, 5) | (4, 5)
+    gemm(a, b, floats(1, 4, 5), beta=1.0, out=out) | Shape | c has shape (1, 4, 5) | (4, 5)
+    gemm(a, b, floats(3, 5), out=out) | Shape | c has shape (3, 5) | (4, 5)
+    gemm(a, b, floats(4, 5).half(), beta=1.0, out=out) | DType | c has dtype fp16 | fp32
+    gemm(a, b, alpha="2", out=out) | DType | alpha is '2' | a number
+    gemm(a, b, alpha=True, out=out) | DType | alpha is True | a number
+    gemm(a, b, out, beta=None, out=out) | DType | beta is None | a number
+    gemm(a, b, out_dtype=FP64) | DType | out_dtype is float64 | fp16, bf16 or fp32
+    gemm(a, b, out_dtype="fp32") | DType | out_dtype is 'fp32' | a torch dtype
+    gemm(a, b, out=out, out_dtype=BF16) | DType | out has dtype fp32 | bf16
+    gemm(a, b, out=[out]) | DType | out is a list | a tensor
+    gemm(a, b, out=torch.zeros(4, 5, dtype=FP64)) | DType | out has dtype float64 | fp16, bf16 or fp32
+    gemm(a, b, out=out[:3]) | Shape | out has shape (3, 5) | (4, 5)
+    gemm(a, b, out=out[None]) | Shape | out has shape (1, 4, 5) | (4, 5)
+    gemm(a, b, out=meta(out)) | Device | out is on meta | cpu
+    gemm(a, b, out=out[:, :1].expand(4, 5)) | Layout | out has strides (5, 0) | memory of its own
+    gemm(a, b, out=out[:1].expand(4, 5)) | Layout | out has strides (0, 1) | memory of its own
+    gemm(within(out, 4, 6), b, out=out) | Layout | shares memory with a | memory of its own
+    gemm(a, within(out, 6, 5), out=out) | Layout | shares memory with b | memory of its own
+    gemm(a, b, within(out, 5), beta=1.0, out=out) | Layout | shares memory with c | memory of its own
+    gemm(a, floats(6, 4), out[:, :4].t(), beta=1.0, out=out[:, :4]) | Layout | shares memory with c | memory of its own
+    gemm(a, b, out=out, backend="tpu") | Unsupported | backend is 'tpu' | cpu
+    gemm(a, b, out=out, backend=1) | DType | backend is 1 | None or a name
+
+int8_gemm
+    int8_gemm(None, b8, 1.0, 1.0, out=out) | DType | a is a NoneType | a tensor
+    int8_gemm(a8.to(torch.uint8), b8, 1.0, 1.0, out=out) | DType | a has dtype uint8 | int8
+    int8_gemm(a8, b8.int(), 1.0, 1.0, out=out) | DType | b has dtype int32 | int8
+    int8_gemm(int8s(6), b8, 1.0, 1.0, out=out) | Shape | a has shape (6,) | (M, K) or (B, M, K)
+    int8_gemm(a8, int8s(6), 1.0, 1.0, out=out) | Shape | b has shape (6,) | (N, K) or (B, N, K)
+    int8_gemm(a8, int8s(5, 7), 1.0, 1.0, out=out) | Shape | b has shape (5, 7) | K = 6
+    int8_gemm(a8, int8s(6, 5), 1.0, 1.0, out=out) | Shape | b has shape (6, 5) | (N, K)
+    int8_gemm(int8s(3, 4, 6), int8s(2, 5, 6), 1.0, 1.0, out=out) | Shape | b has shape (2, 5, 6) | batch of 1 or 3
+    int8_gemm(a8, b8, scales(3), 1.0, out=out) | Shape | a_scale has shape (3,) | one value, (4,)
+    int8_gemm(a8, b8, scales(1, 4), 1.0, out=out) | Shape | a_scale has shape (1, 4) | one value, (4,)
+    int8_gemm(a8, b8, 1.0, scales(4), out=out) | Shape | b_scale has shape (4,) | (5,)
+    int8_gemm(a8, b8, scales(4, 2), scales(5, 2), out=out) | Shape | a_scale has shape (4, 2) | (4,)
+    int8_gemm(a8, b8, scales(4).double(), 1.0, out=out) | DType | a_scale has dtype float64 | fp32
+    int8_gemm(a8, b8, 1.0, scales(5).half(), out=out) | DType | b_scale has dtype fp16 | fp32
+    int8_gemm(a8, b8, None, 1.0, out=out) | DType | a_scale is a NoneType | an fp32 tensor or a number
+    int8_gemm(a8, b8, 1.0, True, out=out) | DType | b_scale is a bool | an fp32 tensor or a number
+    int8_gemm(a8, b8, 1.0, meta(scales(5)), out=out) | Device | b_scale is on meta | cpu
+    int8_gemm(a8, b8, 1.0, 1.0, a_zero=indices([1, 2]), out=out) | Shape | a_zero has shape (2,) | one value or (4,)
+    int8_gemm(int8s(2, 4, 6), b8, 1.0, 1.0, a_zero=indices([1] * 4)[:, None]) | Shape | a_zero has shape (4, 1) | (2, 4)
+    int8_gemm(a8, b8, 1.0, 1.0, a_zero=int8s(4), out=out) | DType | a_zero has dtype int8 | int32
+    int8_gemm(a8, b8, 1.0, 1.0, a_zero=1.5, out=out) | DType | a_zero is a float | a tensor
+    int8_gemm(a8, b8, 1.0, 1.0, bias=floats(4), out=out) | Shape | bias has shape (4,) | (5,)
+    int8_gemm(a8, b8, 1.0, 1.0, bias=floats(4, 5), out=out) | Shape | bias has shape (4, 5) | (5,)
+    int8_gemm(a8, b8, 1.0, 1.0, bias=indices([0] * 5), out=out) | DType | bias has dtype int32 | fp16, bf16 or fp32
+    int8_gemm(a8, b8, 1.0, 1.0, bias=1.0, out=out) | DType | bias is a float | a tensor
+    int8_gemm(a8, b8, 1.0, 1.0, bias=meta(floats(5)), out=out) | Device | bias is on meta | cpu
+    int8_gemm(a8, b8, 1.0, 1.0, out_dtype=torch.int32) | DType | out_dtype is int32 | fp16, bf16 or fp32
+    int8_gemm(a8, b8, 1.0, 1.0, out=int8s(4, 5)) | DType | out has dtype int8 | fp16, bf16 or fp32
+    int8_gemm(a8, b8, 1.0, 1.0, out=out.t()) | Shape | out has shape (5, 4) | (4, 5)
+    int8_gemm(within(out, 4, 6, dtype=I8), b8, 1.0, 1.0, out=out) | Layout | shares memory with a | memory of its own
+    int8_gemm(a8, b8, 1.0, 1.0, bias=within(out, 5), out=out) | Layout | shares memory with bias | memory of its own
+    int8_gemm(a8, b8, within(out, 4), 1.0, out=out) | Layout | shares memory with a_scale | memory of its own
+    int8_gemm(a8, b8, 1.0, 1.0, out=out, backend="npu") | Unsupported | backend is 'npu' | cpu
+
+fp8_gemm
+    fp8_gemm(af.half(), bf, 1.0, 1.0, out=out) | DType | a has dtype fp16 | e4m3 or e5m2
+    fp8_gemm(af, int8s(5, 200), 1.0, 1.0, out=out) | DType | b has dtype int8 | e4m3 or e5m2
+    fp8_gemm(af, 1.0, 1.0, 1.0, out=out) | DType | b is a float | a tensor
+    fp8_gemm(af[None], bf, 1.0, 1.0, out=out) | Shape | a has shape (1, 4, 200) | (M, K)
+    fp8_gemm(af, bf[None], 1.0, 1.0, out=out) | Shape | b has shape (1, 5, 200) | (N, K)
+    fp8_gemm(af, fp8s(5, 199), 1.0, 1.0, out=out) | Shape | b has shape (5, 199) | K = 200
+    fp8_gemm(af, bf, scales(4, 3), 1.0, out=out) | Shape | a_scale has shape (4, 3) | (4, 2) for 1x128 blocks
+    fp8_gemm(af, bf, 1.0, scales(2, 2), out=out) | Shape | b_scale has shape (2, 2) | (1, 2) for 128x128 blocks
+    fp8_gemm(af, bf, 1.0, scales(1, 2), out=out) | Shape | b_scale (1, 2) | both in blocks
+    fp8_gemm(af, bf, scales(4, 2), scales(5), out=out) | Shape | a_scale has shape (4, 2) | both in blocks
+    fp8_gemm(af, bf, scales(4).bfloat16(), 1.0, out=out) | DType | a_scale has dtype bf16 | fp32
+    fp8_gemm(af, bf, [1.0] * 4, 1.0, out=out) | DType | a_scale is a list | an fp32 tensor or a number
+    fp8_gemm(af, bf, meta(scales(4)), 1.0, out=out) | Device | a_scale is on meta | cpu
+    fp8_gemm(af, bf, 1.0, 1.0, bias=floats(1), out=out) | Shape | bias has shape (1,) | (5,)
+    fp8_gemm(af, bf, 1.0, 1.0, bias=floats(5).double(), out=out) | DType | bias has dtype float64 | fp16, bf16 or fp32
+    fp8_gemm(af, bf, 1.0, 1.0, out_dtype=E4M3) | DType | out_dtype is e4m3 | fp16, bf16 or fp32
+    fp8_gemm(af, bf, 1.0, 1.0, out=fp8s(4, 5)) | DType | out has dtype e4m3 | fp16, bf16 or fp32
+    fp8_gemm(af, bf, 1.0, 1.0, out=out[:, 1:]) | Shape | out has shape (4, 4) | (4, 5)
+    fp8_gemm(af, bf, 1.0, 1.0, out=out[:1].expand(4, 5)) | Layout | out has strides (0, 1) | memory of its own
+    fp8_gemm(af, bf, 1.0, within(out, 5), out=out) | Layout | shares memory with b_scale | memory of its own
+    fp8_gemm(af, bf, 1.0, 1.0, out=out, backend="") | Unsupported | backend is '' | cpu
+
+int4_gemm
+    int4_gemm(None, w4(), out=out) | DType | a is a NoneType | a tensor
+    int4_gemm(a16, floats(5, 64), out=out) | DType | w is a Tensor | an Int4Weight
+    int4_gemm(a16, w4(experts=2), out=out) | Shape | w has shape (2, 5, 64) | (N, K)
+    int4_gemm(a16.float(), w4(), out=out) | DType | a has dtype fp32 | fp16 or bf16
+    int4_gemm(a16[None], w4(), out=out) | Shape | a has shape (1, 4, 64) | (M, K)
+    int4_gemm(a16[:, 1:], w4(), out=out) | Shape | a has shape (4, 63) | K = 64
+    int4_gemm(a16, w4().to("meta"), out=out) | Device | w is on meta | cpu
+    int4_gemm(a16, w4(), bias=floats(64), out=out) | Shape | bias has shape (64,) | (5,)
+    int4_gemm(a16, w4(), bias=int8s(5), out=out) | DType | bias has dtype int8 | fp16, bf16 or fp32
+    int4_gemm(a16, w4(), bias=[0.0] * 5, out=out) | DType | bias is a list | a tensor
+    int4_gemm(a16, w4(), out=int8s(4, 5)) | DType | out has dtype int8 | fp16, bf16 or fp32
+    int4_gemm(a16, w4(), out=out[:2]) | Shape | out has shape (2, 5) | (4, 5)
+    int4_gemm(within(out, 1, 64, dtype=BF16), w4(), out=out[:1]) | Layout | shares memory with a | memory of its own
+    int4_gemm(a16, over_scales(out), out=out) | Layout | shares memory with w.scales | memory of its own
+    int4_gemm(a16, w4(), out=out, backend="cuda:0") | Unsupported | backend is 'cuda:0' | cpu
+
+grouped_gemm
+    grouped_gemm(a, bl, out=outs) | DType | a is a Tensor | a list of matrices
+    grouped_gemm(al, [b, None], out=outs) | DType | b[1] is a NoneType | a tensor
+    grouped_gemm([], []) | Shape | a has 0 matrices | at least one group
+    grouped_gemm(al, bl[:1], out=outs) | Shape | b has 1 matrices | 2
+    grouped_gemm(al, bl, [floats(4, 5)], beta=1.0, out=outs) | Shape | c has 1 matrices | 2
+    grouped_gemm(al, bl, out=[out]) | Shape | out has 1 matrices | 2
+    grouped_gemm(al, bl, alpha=[1.0] * 3, out=outs) | Shape | alpha has 3 numbers | 2, one per group
+    grouped_gemm(al, bl, beta=torch.zeros(1), out=outs) | Shape | beta has 1 numbers | 2, one per group
+    grouped_gemm(al, bl, alpha="11", out=outs) | DType | alpha is '11' | a number or one per group
+    grouped_gemm(al, bl, alpha=[1.0, True], out=outs) | DType | alpha is [1.0, True] | a number or one per group
+    grouped_gemm([a, floats(1, 3, 2)], bl, out=outs) | Shape | a[1] has shape (1, 3, 2) | (M, K)
+    grouped_gemm(al, [b, floats(2)], out=outs) | Shape | b[1] has shape (2,) | (K, N)
+    grouped_gemm(al, [b, floats(3, 7)], out=outs) | Shape | b[1] has shape (3, 7) | K = 2
+    grouped_gemm([int8s(4, 6)], [int8s(6, 5)], out=[out]) | DType | a[0] has dtype int8 | fp16, bf16 or fp32
+    grouped_gemm([a, floats(3, 2).half()], bl, out=outs) | DType | a[1] has dtype fp16 | fp32
+    grouped_gemm(al, [b, floats(2, 7).half()], out=outs) | DType | b[1] has dtype fp16 | fp32
+    grouped_gemm(al, [b, meta(floats(2, 7))], out=outs) | Device | b[1] is on meta | cpu
+    grouped_gemm(al, bl, beta=[0.0, 2.0], out=outs) | Shape | c[1] is None | beta is 2.0
+    grouped_gemm(al, bl, [floats(4, 5), floats(4, 5)], beta=1.0, out=outs) | Shape | c[1] has shape (4, 5) | (3, 7)
+    grouped_gemm(al, bl, out=[out, floats(7, 3)]) | Shape | out[1] has shape (7, 3) | (3, 7)
+    grouped_gemm(al, bl, out=[out, floats(3, 7).half()]) | DType | out[1] has dtype fp16 | fp32 like out[0]
+    grouped_gemm(al, bl, out=[out, None]) | DType | out is a NoneType | a tensor
+    grouped_gemm(al, bl, out=outs, out_dtype=FP16) | DType | out has dtype fp32 | fp16
+    grouped_gemm([a, within(out, 3, 2)], bl, out=outs) | Layout | out[0] shares memory with a[1] | memory of its own
+    grouped_gemm(al, bl, out=outs, backend="tpu") | Unsupported | backend is 'tpu' | cpu
+
+grouped_gemm_contiguous
+    contiguous(out, [a]) | DType | a is a list | a tensor
+    contiguous(out, weight=[b]) | DType | b is a list | a tensor
+    contiguous(out, index=[1, 2, 4]) | DType | ends is a list | a tensor
+    contiguous(out, index=ends.long()) | DType | ends has dtype int64 | int32
+    contiguous(out, index=indices([2, 4])) | Shape | ends has shape (2,) | (3,)
+    contiguous(out, index=meta(ends)) | Device | ends is on meta | cpu
+    contiguous(out, index=indices([2, 1, 4])) | Shape | ends[1] is 1 | 2 <= ends[1] <= T = 4
+    contiguous(out, index=indices([-1, 1, 4])) | Shape | ends[0] is -1 | 0 <= ends[0]
+    contiguous(out, index=indices([1, 2, 5])) | Shape | ends[2] is 5 | T = 4
+    contiguous(out, floats(1, 4, 6)) | Shape | a has shape (1, 4, 6) | (T, K)
+    contiguous(out, weight=floats(5, 6)) | Shape | b has shape (5, 6) | (G, N, K)
+    contiguous(out, floats(4, 7)) | Shape | a has shape (4, 7) | K = 6
+    contiguous(out, a.double()) | DType | a has dtype float64 | fp16, bf16, fp32, e4m3, e5m2 or int8
+    contiguous(out, a.half()) | DType | b has dtype fp32 | fp16
+    contiguous(out, fp8s(4, 6), int8s(3, 5, 6), a_scale=1.0, b_scale=1.0) | DType | b has dtype int8 | e4m3 or e5m2
+    contiguous(out, a_scale=scales(4)) | Shape | a_scale has shape (4,) | None because a is fp32
+    int8_rows(out, None, 1.0) | Shape | a_scale is None | because a is int8
+    int8_rows(out, 1.0, None) | Shape | b_scale is None | because a is int8
+    int8_rows(out, scales(3), 1.0) | Shape | a_scale has shape (3,) | (4,)
+    int8_rows(out, 1.0, scales(5)) | Shape | b_scale has shape (5,) | (3, 5)
+    int8_rows(out, 1.0, scales(3).half()) | DType | b_scale has dtype fp16 | fp32
+    int8_rows(out, "1", 1.0) | DType | a_scale is a str | an fp32 tensor or a number
+    contiguous(out, weight=meta(be)) | Device | b is on meta | cpu
+    contiguous(out, a16, w4()) | Shape | b has shape (5, 64) | (G, N, K)
+    contiguous(out, a16.float(), w4(experts=3)) | DType | a has dtype fp32 | fp16 or bf16
+    contiguous(out, a16, w4(experts=3), a_scale=1.0) | Shape | a_scale and b_scale are given | None because b has
+    contiguous(out[:3]) | Shape | out has shape (3, 5) | (4, 5)
+    contiguous(int8s(4, 5)) | DType | out has dtype int8 | fp16, bf16 or fp32
+    contiguous(meta(out)) | Device | out is on meta | cpu
+    contiguous(out[:1].expand(4, 5)) | Layout | out has strides (0, 1) | memory of its own
+    contiguous(out, within(out, 4, 6)) | Layout | shares memory with a | memory of its own
+    contiguous(out, index=within(out, 3, dtype=I32)) | Layout | shares memory with ends | memory of its own
+    contiguous(out, backend="tpu") | Unsupported | backend is 'tpu' | cpu
+
+grouped_gemm_masked
+    masked(out, index=3) | DType | counts is a int | a tensor
+    masked(out, index=torch.tensor([3.0])) | DType | counts has dtype fp32 | int32
+    masked(out, index=indices([3, 3])) | Shape | counts has shape (2,) | (1,)
+    masked(out, index=indices([5])) | Shape | counts[0] is 5 | Mmax = 4
+    masked(out, index=indices([-1])) | Shape | counts[0] is -1 | 0 <= counts[0]
+    masked(out, a) | Shape | a has shape (4, 6) | (G, Mmax, K)
+    masked(out, floats(2, 4, 6)) | Shape | a has shape (2, 4, 6) | G = 1
+    masked(out, floats(1, 4, 7)) | Shape | a has shape (1, 4, 7) | K = 6
+    masked(out, expected_m=-1) | Shape | expected_m is -1 | a whole number >= 0
+    masked(out, expected_m=1.5) | Shape | expected_m is 1.5 | a whole number >= 0
+    masked(out, a8[None], b8[None], a_scale=scales(4), b_scale=1.0) | Shape | a_scale has shape (4,) | (1, 4)
+    masked(out, a16[None], w4()) | Shape | b has shape (5, 64) | (G, N, K)
+    masked(out[:3]) | Shape | out has shape (1, 3, 5) | (1, 4, 5)
+    masked(out, index=within(out, 1, dtype=I32)) | Layout | shares memory with counts | memory of its own
+    masked(out, backend="tpu") | Unsupported | backend is 'tpu' | cpu
+"""
+
+
+def cases() -> list[Any]:
+    found, op = [], ""
+    for line in TABLE.splitlines():
+        if "|" in line:
+            call, *rest = (part.strip() for part in line.split(" | "))
+            found.append(pytest.param(op, call, *rest, id=call))
+        elif line:
+            op = line
+    return found
+
+
+BF16, FP16, FP64, I8, I32 = torch.bfloat16, torch.float16, torch.float64, torch.int8, torch.int32
+
+a, b = floats(4, 6), floats(6, 5)
+a8, b8 = int8s(4, 6), int8s(5, 6)
+af, bf = fp8s(4, 200), fp8s(5, 200)
+a16 = floats(4, 64, dtype=BF16)
+al, bl = [a, floats(3, 2)], [b, floats(2, 7)]
+be, ends = floats(3, 5, 6), indices([1, 2, 4])
+
+
+def meta(tensor: Tensor) -> Tensor:
+    return tensor.to("meta")
+
+
+def within(out: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """An input in the memory of `out`."""
+    storage = torch.empty(0).set_(out.untyped_storage())
+    inside: Tensor = storage.view(dtype)[: torch.Size(shape).numel()].view(shape)
+    return inside
+
+
+def w4(**options: Any) -> omnigemm.Int4Weight:
+    return int4_weight(5, 64, 32, **options)
+
+
+def over_scales(out: Tensor) -> omnigemm.Int4Weight:
+    w = w4(dtype=torch.float32)
+    w.scales = within(out, 5, 2)
+    return w
+
+
+def contiguous(out: Tensor, rows: Any = a, weight: Any = be, index: Any = ends, **more: Any) -> object:
+    return grouped_gemm_contiguous(rows, weight, index, **{"out": out, **more})
+
+
+def int8_rows(out: Tensor, a_scale: Any, b_scale: Any) -> object:
+    return contiguous(out, a8, int8s(3, 5, 6), a_scale=a_scale, b_scale=b_scale)
+
+
+def masked(out: Tensor, rows: Any = a[None], weight: Any = be[:1], index: Any = ends[2:], **more: Any) -> object:
+    return grouped_gemm_masked(rows, weight, index, **{"out": out[None], **more})
+
+
+@pytest.mark.parametrize(("op", "call", "error", "argument", "expectation"), cases())
+def test_refusals(op: str, call: str, error: str, argument: str, expectation: str) -> None:
+    out = torch.full((80,), SENTINEL)[:20].view(4, 5)
+    expected_class, python_class = ERRORS[error]
+    known = {**vars(omnigemm), **vars(op_support), **globals(), "out": out, "outs": [out, torch.zeros(3, 7)]}
+    with pytest.raises(expected_class) as caught:
+        eval(call, known)
+    assert type(caught.value) is expected_class
+    assert isinstance(caught.value, python_class)
+    message = str(caught.value)
+    assert message.startswith(f"{op}: ")
+    assert argument in message
+    assert expectation in message.split("expected", 1)[1]
+    assert bool((out == SENTINEL).all()), "a refused call wrote to out"
+
+
+def test_a_refusal_is_not_remembered_as_a_plan() -> None:
+    """The second, right call of the same shapes works, and the wrong one is refused again."""
+    a, b = floats(3, 6), floats(2, 5, 6)
+    for _ in range(2):
+        with pytest.raises(ShapeError):
+            grouped_gemm_contiguous(a, b, indices([3, 2]))
+        assert grouped_gemm_contiguous(a, b, indices([2, 3])).shape == (3, 5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "words"),
+    [
+        ({"colour": 1}, TypeError, ("'colour'", "backend")),
+        ({"backend": "tpu"}, NotImplementedError, ("backend is 'tpu'", "cpu")),
+        ({"weight_cache_mib": -1}, ValueError, ("weight_cache_mib is -1", ">= 0")),
+        ({"weight_cache_mib": 1.5}, ValueError, ("weight_cache_mib is 1.5", "whole number")),
+        ({"deterministic": 2}, ValueError, ("deterministic is 2", "True or False")),
+    ],
+)
+def test_unknown_settings(changes: dict[str, Any], kind: type[Exception], words: tuple[str, ...]) -> None:
+    with pytest.raises(kind) as caught:
+        omnigemm.settings(**changes)
+    assert all(word in str(caught.value) for word in words)
+
+
+@pytest.mark.parametrize("ask", [omnigemm.plan, omnigemm.explain])
+def test_unknown_problems(ask: Callable[..., object]) -> None:
+    with pytest.raises(UnsupportedError, match=r"op is 'conv', expected one of gemm"):
+        ask("conv", m=1, n=1, k=1)
+    with pytest.raises(ShapeError, match=r"gemm: m is -1, expected a whole number >= 0"):
+        ask("gemm", m=-1, n=1, k=1)
+    with pytest.raises(TypeError, match=r"'tiles' is not part of a problem, expected one of"):
+        ask("gemm", m=1, n=1, k=1, tiles=4)
+    with pytest.raises(UnsupportedError, match=r"gemm: backend is 'tpu', expected"):
+        ask("gemm", m=1, n=1, k=1, backend="tpu")
+    with pytest.raises(DeviceError, match=r"gemm: device is 'moon', expected a torch device"):
+        ask("gemm", m=1, n=1, k=1, device="moon")
+    with pytest.raises(DTypeError, match=r"int8_gemm: dtype is fp16, expected int8"):
+        ask("int8_gemm", m=1, n=1, k=1, dtype="fp16")
+
+
+def test_a_device_without_a_backend() -> None:
+    with pytest.raises(UnsupportedError, match=r"nothing here can run .* on meta.*the tensors are on meta"):
+        omnigemm.plan("gemm", m=1, n=1, k=1, device="meta")
+    assert "nothing here can run it" in str(omnigemm.explain("gemm", m=1, n=1, k=1, device="meta"))
+
+
+def test_a_plan_refuses_another_problem() -> None:
+    plan = omnigemm.plan("gemm", m=4, n=5, k=6, dtype=torch.float32)
+    out = torch.full((3, 5), SENTINEL)
+    with pytest.raises(ShapeError, match=r"gemm: .*m is 3 \(planned 4\)"):
+        plan.run(floats(3, 6), floats(6, 5), out=out)
+    assert bool((out == SENTINEL).all())
+    a, b = floats(4, 6), floats(6, 5)
+    assert torch.equal(plan.run(a, b), gemm(a, b))
+
+
+def test_out_that_overlaps_itself() -> None:
+    out = torch.full((8,), SENTINEL).as_strided((4, 5), (1, 1))
+    with pytest.raises(LayoutError, match=r"out has strides \(1, 1\), expected memory of its own"):
+        gemm(floats(4, 6), floats(6, 5), out=out)
+
+
+def test_outs_that_overlap_each_other() -> None:
+    out = torch.full((4, 5), SENTINEL)
+    with pytest.raises(LayoutError, match=r"out\[1\] shares memory with out\[0\]"):
+        grouped_gemm([floats(4, 6)] * 2, [floats(6, 5)] * 2, out=[out, out])
+
+
+def test_column_slices_of_a_batch_may_share_a_buffer() -> None:
+    buffer, b = floats(2, 4, 16), floats(8, 8)
+    gemm(buffer[:, :, :8], b, out=buffer[:, :, 8:])
