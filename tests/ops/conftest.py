@@ -20,7 +20,7 @@ def _one_torch_thread() -> Iterator[None]:
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels that work in blocks cut even small matrices, every 16 rows."""
 
-    def cut(rows: int, *_: int) -> list[slice]:
+    def cut(rows: int, *_: int, **__: int) -> list[slice]:
         return [slice(start, min(start + 16, rows)) for start in range(0, rows, 16)]
 
     for module in ("dense", "fp8", "int4", "int8"):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ...core.dispatch import Support
 from ...core.problem import Problem
-from .isa import bf16_products_are_safe, native_halves
+from .isa import bf16_products_are_safe, has_amx_bf16, native_halves
 from .kernel import CpuKernel, blocks, no, yes
 
 
@@ -65,8 +65,11 @@ def _mm_accepts(problem: Problem) -> Support:
 
 
 def _mm_seconds(problem: Problem) -> float:
-    native = problem.a_dtype == "fp32" or problem.a_dtype in native_halves()
-    return problem.flops * (4e-12 if native else 1e-10)
+    if problem.a_dtype != "fp32" and problem.a_dtype not in native_halves():
+        return problem.flops * 1e-10
+    # Without AMX, torch's bf16 products are slower than its fp32 ones.
+    row = (1e-12 if has_amx_bf16() else 7e-12) if problem.a_dtype == "bf16" else 4.5e-12
+    return problem.batch * problem.n * problem.k * 1e-10 + problem.flops * row
 
 
 KERNELS = (
@@ -75,7 +78,7 @@ KERNELS = (
         "mm_fp32",
         lambda problem: yes("fp32 product of converted blocks"),
         # Converting B costs as much as some fifty rows of product.
-        lambda problem: problem.flops * 5e-12 + problem.batch * problem.n * problem.k * 2.5e-10,
+        lambda problem: problem.batch * problem.n * problem.k * 4.5e-10 + problem.flops * 4.5e-12,
         lambda problem: product_fp32,
     ),
 )

@@ -65,7 +65,7 @@ def multiply(
     column = b_scale.reshape(-1).double()
     row = a_scale.reshape(-1, 1).double().expand(m, 1)
     offset = None if bias is None else bias.double()
-    parts = blocks(m, out.size(1), EPILOGUE_ELEMENTS)
+    parts = blocks(m, out.size(1), EPILOGUE_ELEMENTS, least=1)
     scratch = torch.empty(parts[0].stop if parts else 0, out.size(1), dtype=torch.float64)
     for part in parts:
         block = acc[part]

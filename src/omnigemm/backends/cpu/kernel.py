@@ -12,9 +12,10 @@ from ...core.dispatch import Support
 from ...core.plan import Launch, Plan
 from ...core.problem import Problem
 
-# Converted weights of this many elements are multiplied at a time: large enough for an efficient product, small enough
-# to stay in cache.
+# Weights are converted and multiplied in blocks of about this many elements, to stay in cache, but of no fewer rows
+# than an efficient product needs.
 BLOCK_ELEMENTS = 1 << 20
+BLOCK_ROWS = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,9 +49,9 @@ def no(reason: str) -> Support:
     return Support(False, reason)
 
 
-def blocks(rows: int, row_elements: int, elements: int = BLOCK_ELEMENTS) -> list[slice]:
-    """Cut `rows` so that a block of them holds about `elements`, and at least 16 rows to feed a product."""
-    step = max(16, elements // max(1, row_elements))
+def blocks(rows: int, row_elements: int, elements: int = BLOCK_ELEMENTS, least: int = BLOCK_ROWS) -> list[slice]:
+    """Cut `rows` so that a block of them holds about `elements`, and at least `least` rows."""
+    step = max(least, elements // max(1, row_elements))
     return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
 
 
