@@ -111,6 +111,19 @@ def test_a_warm_call_does_not_validate_again(monkeypatch: pytest.MonkeyPatch) ->
         omnigemm.gemm(a, b)
 
 
+@pytest.mark.usefixtures("_no_calls_yet")
+def test_numbers_that_change_share_a_plan() -> None:
+    a, b, c = torch.ones(2, 4), torch.ones(4, 3), torch.ones(2, 3)
+    for alpha, beta in ((0.5, 2.0), (0.25, -3.0), (7.0, float("inf"))):
+        assert torch.equal(omnigemm.gemm(a, b, c, alpha=alpha, beta=beta), torch.full((2, 3), alpha * 4 + beta))
+    assert len(calls) == 1
+    omnigemm.gemm(a, b, c, alpha=0.5)
+    omnigemm.gemm(a, b, c, beta=0.5)
+    assert len(calls) == 3
+    with pytest.raises(omnigemm.ShapeError, match=r"c is None.*beta is 0\.5"):
+        omnigemm.gemm(a, b, beta=0.5)
+
+
 def test_the_cache_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     cache: PlanCache[int] = PlanCache()
     monkeypatch.setattr(PlanCache, "LIMIT", 10)

@@ -65,6 +65,8 @@ def _signature(value: Any) -> Any:
         return value.shape, value.stride(), value.dtype, value.device
     if isinstance(value, (list, tuple)):
         return tuple(_signature(one) for one in value)
+    if isinstance(value, float) and value not in (0.0, 1.0):
+        return "number"  # only "no C" and "no scaling" choose; other alphas and betas share a plan
     return value
 
 
