@@ -42,6 +42,7 @@ def test_wheel_is_pure_and_complete(tmp_path: Path) -> None:
     assert wheel.name == f"omnigemm-{omnigemm.__version__}-py3-none-any.whl"
     names = zipfile.ZipFile(wheel).namelist()
     assert "omnigemm/py.typed" in names
-    modules = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src" / "omnigemm").rglob("*.py")}
-    assert modules <= set(names)
+    for kind in ("*.py", "*.cuh"):
+        files = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src" / "omnigemm").rglob(kind)}
+        assert files <= set(names)
     assert not [name for name in names if name.startswith("tests")]

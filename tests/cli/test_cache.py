@@ -8,24 +8,39 @@ from pathlib import Path
 
 import pytest
 
+from omnigemm.backends.cuda.jit import KernelSpec, nvrtc, store
 from omnigemm.cli.cache import check_safe, clear, entries
 from omnigemm.cli.output import CommandError
 
 
+def entry(source: str, size: int) -> str:
+    """Publish an entry as the compiler would, without one."""
+    spec = KernelSpec("gemm", source, "sm_90a")
+    store.publish(spec, bytes(size), "log", 0.5)
+    return spec.entry
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Two kernels, a loose file, and links to what must never be touched."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two kernels, and other files, folders and links that must never be touched."""
     made = tmp_path / "cache"
-    for name, size in (("kernel-a", 1000), ("kernel-b", 3000)):
-        (made / name).mkdir(parents=True)
-        (made / name / "kernel.cubin").write_bytes(bytes(size))
-    (made / "note.txt").write_text("loose")
+    monkeypatch.setenv("OMNIGEMM_CACHE_DIR", str(made))
+    monkeypatch.setattr(nvrtc, "version", lambda: "0.0")
+    names = [entry("cli a", 100_000), entry("cli b", 300_000)]
+    kernels = made / "kernels"
+    (made / "mine").mkdir()
+    (kernels / "note.txt").write_text("loose")
+    (kernels / "somebody's folder").mkdir()
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "precious").write_text("keep me")
-    (made / "link").symlink_to(outside, target_is_directory=True)
-    (made / "kernel-a" / "inner-link").symlink_to(outside, target_is_directory=True)
+    (kernels / "link").symlink_to(outside, target_is_directory=True)
+    (kernels / names[0] / "inner-link").symlink_to(outside, target_is_directory=True)
     return made
+
+
+def names(folder: Path) -> list[str]:
+    return [one.name for one in entries(folder)]
 
 
 def test_path(run, tmp_path):
@@ -42,22 +57,71 @@ def test_empty_says_why(run):
 
 
 def test_list(run, folder):
+    last = names(folder)[-1]
     old = time.time() - 7200
-    os.utime(folder / "kernel-b", (old, old))
+    os.utime(folder / "kernels" / last, (old, old))
     found = run("cache", "list", "--json").json
-    assert [(one["name"], one["bytes"]) for one in found["entries"]] == [("kernel-a", 1000), ("kernel-b", 3000)]
-    assert found["bytes"] == 4000
+    assert [(one["kernel"], one["arch"]) for one in found["entries"]] == [("gemm", "sm_90a")] * 2
+    assert 400_000 < found["bytes"] == sum(one["bytes"] for one in found["entries"]) < 410_000
+    assert found["entries"][1]["name"] == last
     assert found["entries"][1]["age_seconds"] == pytest.approx(7200, abs=60)
     table = run("cache", "list").out
-    assert "3.0 kB" in table
+    assert "sm_90a" in table
     assert "2 h" in table
 
 
+@pytest.mark.parametrize("content", ["", "[]", '{"name": 1}'])
+def test_list_survives_a_broken_entry(run, folder, content):
+    (folder / "kernels" / names(folder)[0] / "spec.json").write_text(content)
+    assert [one["kernel"] for one in run("cache", "list", "--json").json["entries"]].count(None) == 1
+    assert "[unknown]" in run("cache", "list").out
+
+
+def test_verify_and_repair(run, folder, tmp_path):
+    assert run("cache", "verify").code == 0
+    bad, good = sorted(names(folder))
+    (folder / "kernels" / bad / "kernel.cubin").write_bytes(b"short")
+    link = "gemm-" + "0" * 16
+    (folder / "kernels" / link).symlink_to(tmp_path / "outside", target_is_directory=True)
+    result = run("cache", "verify")
+    assert result.code == 1
+    assert f"{bad}: kernel.cubin does not match its digest" in result.out
+    assert f"{link}: {link} is a symbolic link" in result.out
+    assert "1 of 3 kernels are whole" in result.out
+    assert sorted(names(folder)) == [bad, good]
+    repaired = run("cache", "verify", "--repair", "--json")
+    assert repaired.code == 1
+    assert {one["name"]: (one["ok"], one["removed"]) for one in repaired.json["entries"]} == {
+        bad: (False, True),
+        link: (False, True),
+        good: (True, False),
+    }
+    assert names(folder) == [good]
+    assert (tmp_path / "outside" / "precious").read_text() == "keep me"
+    assert run("cache", "verify", "--json").json["ok"] is True
+
+
+def test_verify_finds_what_others_could_write(run, folder):
+    name = names(folder)[0]
+    (folder / "kernels" / name).chmod(0o777)
+    result = run("cache", "verify")
+    assert result.code == 1
+    assert f"{name}: {name} can be written by others (mode 0777)" in result.out
+
+
+def test_verify_of_nothing(run):
+    assert run("cache", "verify", "--json").json["entries"] == []
+
+
 def test_clear_removes_entries_only(run, folder, tmp_path):
+    failed = folder / "kernels" / ".failed" / "x-0"
+    failed.mkdir(parents=True)
+    expected = sorted(names(folder))
     result = run("cache", "clear", "--yes", "--json")
     assert result.code == 0
-    assert sorted(result.json["removed"]) == ["kernel-a", "kernel-b"]
-    assert sorted(one.name for one in folder.iterdir()) == ["link", "note.txt"]
+    assert sorted(result.json["removed"]) == expected
+    assert sorted(one.name for one in (folder / "kernels").iterdir()) == ["link", "note.txt", "somebody's folder"]
+    assert (folder / "mine").is_dir()
     assert (tmp_path / "outside" / "precious").read_text() == "keep me"
 
 
@@ -79,6 +143,8 @@ def test_clear_of_nothing_does_not_ask(run):
 def test_dangerous_folders_are_refused(run, monkeypatch, tmp_path, where):
     home = tmp_path / "people" / "me"
     (home / "work").mkdir(parents=True)
+    for place in (home, home.parent):
+        (place / "kernels" / ("work-" + "0" * 16)).mkdir(parents=True)
     monkeypatch.setenv("HOME", str(home))
     link = tmp_path / "innocent"
     link.symlink_to(home, target_is_directory=True)
@@ -87,7 +153,8 @@ def test_dangerous_folders_are_refused(run, monkeypatch, tmp_path, where):
     result = run("cache", "clear", "--yes")
     assert result.code == 2
     assert "nothing was removed" in result.err
-    assert (home / "work").is_dir()
+    assert "nothing was removed" in run("cache", "verify", "--repair").err
+    assert all(len(entries(one)) == 1 for one in (home, home.parent))
     with pytest.raises(CommandError):
         clear(place)
 

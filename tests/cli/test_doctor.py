@@ -5,6 +5,7 @@ import pytest
 import omnigemm
 from omnigemm.backends.cpu import isa
 from omnigemm.cli.doctor import _writable
+from omnigemm.core.dispatch import Support
 from omnigemm.core.problem import OPS
 from omnigemm.core.settings import ENVIRONMENT
 
@@ -57,6 +58,15 @@ def test_amx_advice(run, monkeypatch, faults):
     assert ("ONEDNN_MAX_CPU_ISA=AVX512_CORE_FP16" in result.out) == faults
     for name in ENVIRONMENT:
         assert name in result.out
+
+
+@pytest.mark.parametrize("ok", [False, True])
+def test_nvrtc_line(run, monkeypatch, ok):
+    reason = "NVRTC 13.9.1" if ok else "cuda-core is not installed: pip install 'omnigemm[cuda]'"
+    monkeypatch.setattr("omnigemm.backends.cuda.jit.available", lambda: Support(ok, reason))
+    monkeypatch.setattr("omnigemm.cli.doctor.self_check", list)
+    assert (reason if ok else f"no: {reason}") in run("doctor").out
+    assert run("doctor", "--json").json["nvrtc"] == {"available": ok, "reason": reason}
 
 
 def test_writable_looks_at_the_nearest_folder(tmp_path):

@@ -230,10 +230,27 @@ Example:
   omnigemm cache list --json""",
 )
 def cache_list(as_json: Json = False) -> None:
-    """List the compiled kernels with their size and age."""
+    """List the compiled kernels with their architecture, size and age."""
     from .cache import run_list
 
     raise typer.Exit(run_list(as_json=as_json))
+
+
+@cache_app.command(
+    "verify",
+    epilog="""\b
+Examples:
+  omnigemm cache verify
+  omnigemm cache verify --repair --json""",
+)
+def cache_verify(
+    repair: Annotated[bool, typer.Option("--repair", help="Remove the entries that fail.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Check every compiled kernel's digests, owner and permissions. Exits with 1 when one fails."""
+    from .cache import run_verify
+
+    raise typer.Exit(run_verify(repair=repair, as_json=as_json))
 
 
 @cache_app.command(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
 import shutil
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from rich.markup import escape
 
+from ..backends.cuda.jit import store
 from ..core.settings import cache_dir
 from . import output
 
@@ -18,25 +22,53 @@ WHY_EMPTY = "The CPU backend compiles nothing, so on this machine the folder sta
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
+    """One folder of the cache. Kernel and architecture are None where spec.json does not tell."""
+
     name: str
+    kernel: str | None
+    arch: str | None
     bytes: int
     age_seconds: float
 
 
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    name: str
+    ok: bool
+    reason: str
+    removed: bool = False
+
+
 def _is_entry(path: Path) -> bool:
-    # A link is not ours: what it points at may be anything.
-    return path.is_dir() and not path.is_symlink()
+    # A link is not ours: what it points at may be anything. Nor is a folder that is not named as entries are.
+    return bool(store.ENTRY.fullmatch(path.name)) and path.is_dir() and not path.is_symlink()
 
 
 def entries(folder: Path) -> list[Entry]:
-    """The compiled kernels in the folder, newest first."""
-    if not folder.is_dir():
+    """The compiled kernels below the cache folder, newest first."""
+    kernels = folder / "kernels"
+    if not kernels.is_dir():
         return []
-    now = time.time()
-    found = [
-        Entry(one.name, _size(one), max(0.0, now - one.lstat().st_mtime)) for one in folder.iterdir() if _is_entry(one)
-    ]
+    found = [_describe(one) for one in kernels.iterdir() if _is_entry(one)]
     return sorted(found, key=lambda one: (one.age_seconds, one.name))
+
+
+def _describe(folder: Path) -> Entry:
+    about: Any = {}
+    spec = folder / "spec.json"
+    if spec.is_file():
+        # `verify` says what is wrong with it.
+        with contextlib.suppress(OSError, ValueError):
+            about = json.loads(spec.read_bytes())
+    kernel, arch = (about.get("name"), about.get("arch")) if isinstance(about, dict) else (None, None)
+    age = max(0.0, time.time() - folder.lstat().st_mtime)
+    return Entry(
+        folder.name,
+        kernel if isinstance(kernel, str) else None,
+        arch if isinstance(arch, str) else None,
+        _size(folder),
+        age,
+    )
 
 
 def _size(folder: Path) -> int:
@@ -44,14 +76,44 @@ def _size(folder: Path) -> int:
 
 
 def clear(folder: Path) -> list[str]:
-    """Remove every entry of the folder; links and loose files stay. The names of what was removed."""
+    """Remove every entry, and what failed or unfinished compilations left; all else stays. The removed entries."""
     check_safe(folder)
+    kernels = folder / "kernels"
     removed = []
     for entry in entries(folder):
         # rmtree removes links found inside an entry, and never what they point at.
-        shutil.rmtree(folder / entry.name)
+        shutil.rmtree(kernels / entry.name)
         removed.append(entry.name)
+    failed = kernels / store.FAILED
+    if failed.is_dir() and not failed.is_symlink():
+        shutil.rmtree(failed)
+    store.remove_stale(kernels)
     return removed
+
+
+def verify(folder: Path, *, repair: bool = False) -> list[Verdict]:
+    """Check every entry: digests, owner, permissions. With `repair`, those that fail are removed."""
+    if repair:
+        check_safe(folder)
+    kernels = folder / "kernels"
+    found = []
+    # A link with an entry's name is reported too, because it is what a lookup would meet.
+    names = [one.name for one in kernels.iterdir() if store.ENTRY.fullmatch(one.name)] if kernels.is_dir() else []
+    for name in sorted(names):
+        try:
+            ok, reason = store.read_entry(kernels, name) is not None, "vanished"
+        except (store.Damaged, store.Refused, OSError) as error:
+            ok, reason = False, str(error)
+        if ok:
+            found.append(Verdict(name, True, "whole"))
+            continue
+        if repair:
+            try:
+                store.remove_entry(kernels, name)
+            except OSError as error:
+                raise output.CommandError(f"{kernels / name} cannot be removed: {error.strerror}") from error
+        found.append(Verdict(name, False, reason, removed=repair))
+    return found
 
 
 def check_safe(folder: Path) -> None:
@@ -89,12 +151,32 @@ def run_list(*, as_json: bool = False) -> int:
     if not found:
         screen.print(f"{folder} is empty. {WHY_EMPTY}", soft_wrap=True, markup=False)
         return 0
-    table = output.table(escape(str(folder)), ("kernel", "size", "age"), right=("size", "age"))
+    table = output.table(escape(str(folder)), ("kernel", "arch", "entry", "size", "age"), right=("size", "age"))
     for one in found:
-        table.add_row(escape(one.name), _bytes(one.bytes), _age(one.age_seconds))
+        kernel, arch = escape(one.kernel or "[unknown]"), escape(one.arch or "?")
+        table.add_row(kernel, arch, escape(one.name), _bytes(one.bytes), _age(one.age_seconds))
     screen.print(table)
     screen.print(f"{len(found)} kernels, {_bytes(sum(one.bytes for one in found))}")
     return 0
+
+
+def run_verify(*, repair: bool = False, as_json: bool = False) -> int:
+    """1 if an entry is damaged, also when it has been removed: somebody should know."""
+    folder = cache_dir()
+    found = verify(folder, repair=repair)
+    bad = [one for one in found if not one.ok]
+    if as_json:
+        checked = [dataclasses.asdict(one) for one in found]
+        output.print_json({"path": str(folder), "ok": not bad, "entries": checked})
+        return 1 if bad else 0
+    screen = output.console()
+    for one in bad:
+        done = " (removed)" if one.removed else ""
+        screen.print(f"{one.name}: {one.reason}{done}", soft_wrap=True, markup=False)
+    screen.print(f"{len(found) - len(bad)} of {len(found)} kernels are whole.")
+    if bad and not repair:
+        screen.print("--repair removes the others; they are compiled again when they are needed.")
+    return 1 if bad else 0
 
 
 def run_clear(*, yes: bool = False, as_json: bool = False) -> int:

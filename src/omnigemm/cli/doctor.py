@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from ..backends import backends
 from ..backends.cpu import isa
+from ..backends.cuda import jit
 from ..bench.record import versions
 from ..bench.workloads import CASES, Case, Size, Workload
 from ..core.errors import OmniGemmError
@@ -38,6 +39,7 @@ def report() -> dict[str, Any]:
         "versions": versions(),
         "processor": _processor(),
         "cuda": _cuda(),
+        "nvrtc": _nvrtc(),
         "backends": [_backend(one) for one in backends()],
         "cache": _cache(),
         "environment": {
@@ -100,6 +102,11 @@ def _cuda() -> dict[str, Any]:
     return {"available": True, "reason": f"CUDA {torch.version.cuda}", "devices": names}
 
 
+def _nvrtc() -> dict[str, Any]:
+    answer = jit.available()
+    return {"available": answer.ok, "reason": answer.reason}
+
+
 def _backend(one: Any) -> dict[str, Any]:
     answer = one.available()
     return {"name": one.name, "available": answer.ok, "reason": answer.reason}
@@ -132,6 +139,8 @@ def _show(found: dict[str, Any]) -> None:
     facts.add_row("native 16-bit", ", ".join(cpu["native_16_bit"]) or "none; they go through fp32")
     facts.add_row("AMX", "[yellow]announced but faulty[/yellow]" if cpu["amx_faults"] else "no defect found")
     facts.add_row("CUDA", ", ".join(cuda["devices"]) or f"no: {cuda['reason']}")
+    nvrtc = found["nvrtc"]
+    facts.add_row("NVRTC", escape(nvrtc["reason"] if nvrtc["available"] else f"no: {nvrtc['reason']}"))
     for one in found["backends"]:
         facts.add_row(f"backend {one['name']}", ("yes: " if one["available"] else "no: ") + one["reason"])
     state = "writable" if cache["writable"] else "[red]not writable[/red]"

@@ -1,0 +1,1 @@
+"""What NVIDIA GPUs will need. No backend is registered here yet: nothing claims support."""
