@@ -21,6 +21,14 @@ def test_tool_is_content(command: list[str]) -> None:
     assert run.returncode == 0, run.stdout + run.stderr
 
 
+def test_kernels_are_formatted() -> None:
+    files = sorted(str(path) for path in (ROOT / "src").rglob("*.cuh"))
+    assert files
+    command = [str(Path(sys.executable).with_name("clang-format")), "--dry-run", "-Werror", *files]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+
+
 def test_files_hold_one_idea() -> None:
     long = {str(path): lines for path in (ROOT / "src").rglob("*.py") if (lines := path.read_text().count("\n")) > 600}
     assert not long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import re
@@ -21,6 +22,16 @@ from .workloads import OURS, Workload
 
 FIELDS = ("source_hash", "gpu", "cpu", "driver", "versions", "threads", "method", "tests", "stale", "rows")
 ROW_FIELDS = ("op", "shape", "us", "floor_us", "peers", "config")
+
+
+def cuda_source_hash() -> str:
+    """SHA-256 of the CUDA sources and their host code: what a GPU run vouches for."""
+    package = Path(omnigemm.__file__).parent
+    files = [*(package / "kernels").rglob("*.cuh"), *(package / "backends" / "cuda").rglob("*.py")]
+    total = hashlib.sha256()
+    for path in sorted(files):
+        total.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return total.hexdigest()
 
 
 def versions() -> dict[str, str]:

@@ -1,0 +1,22 @@
+// Which tile a block works on next. Plain C++: a host compiler takes it too, and the tests walk it without a GPU.
+#pragma once
+
+#ifdef __CUDACC__
+#define OMNIGEMM_BOTH __host__ __device__ __forceinline__
+#else
+#define OMNIGEMM_BOTH inline
+#endif
+
+struct Tile {
+    int m, n;
+};
+
+// Dense products: bands of `band` column tiles, taken row by row, so that blocks that run together share operands in
+// L2.
+OMNIGEMM_BOTH Tile dense_tile(int index, int tiles_m, int tiles_n, int band) {
+    const int per_band = band * tiles_m;
+    const int first = index / per_band * band;
+    const int inside = index % per_band;
+    const int width = band < tiles_n - first ? band : tiles_n - first;
+    return {inside / width, first + inside % width};
+}

@@ -1,0 +1,67 @@
+"""The tile scheduler, compiled by the system's C++ compiler: every tile exactly once, whatever the grid."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+KERNELS = Path(__file__).parents[3] / "src" / "omnigemm" / "kernels"
+SHIM = """
+#include "common/scheduler.cuh"
+extern "C" void tile(int index, int tiles_m, int tiles_n, int band, int* m, int* n) {
+    const Tile one = dense_tile(index, tiles_m, tiles_n, band);
+    *m = one.m;
+    *n = one.n;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("no C++ compiler on this machine")
+    folder = tmp_path_factory.mktemp("scheduler")
+    (folder / "shim.cpp").write_text(SHIM)
+    target = folder / "shim.so"
+    command = [compiler, "-std=c++17", "-shared", "-fPIC", f"-I{KERNELS}", str(folder / "shim.cpp"), "-o", str(target)]
+    subprocess.run(command, check=True)
+    return ctypes.CDLL(str(target))
+
+
+def walk(library: ctypes.CDLL, tiles_m: int, tiles_n: int, band: int, grid: int) -> list[tuple[int, int]]:
+    """All tiles in the order of a persistent grid: each block takes every grid-th one."""
+    m, n = ctypes.c_int(), ctypes.c_int()
+    seen = []
+    for block in range(grid):
+        for index in range(block, tiles_m * tiles_n, grid):
+            library.tile(index, tiles_m, tiles_n, band, ctypes.byref(m), ctypes.byref(n))
+            seen.append((m.value, n.value))
+    return seen
+
+
+def problems() -> list[tuple[int, int, int, int]]:
+    edges = [(1, 1, 1, 132), (1, 17, 16, 132), (33, 1, 8, 132), (5, 16, 16, 7), (3, 31, 8, 1), (64, 22, 16, 132)]
+    source = random.Random(0)
+    return edges + [
+        (source.randint(1, 40), source.randint(1, 60), source.choice([1, 3, 8, 16]), source.randint(1, 140))
+        for _ in range(60)
+    ]
+
+
+@pytest.mark.parametrize(("tiles_m", "tiles_n", "band", "grid"), problems())
+def test_every_tile_exactly_once(library: ctypes.CDLL, tiles_m: int, tiles_n: int, band: int, grid: int) -> None:
+    seen = walk(library, tiles_m, tiles_n, band, grid)
+    assert sorted(seen) == [(m, n) for m in range(tiles_m) for n in range(tiles_n)]
+
+
+def test_neighbours_stay_in_a_band(library: ctypes.CDLL) -> None:
+    """A wave of blocks touches few column tiles, and each of them for many rows."""
+    wave = walk(library, 64, 40, 8, 1)[:128]
+    assert {n for _, n in wave} == set(range(8))
+    assert {m for m, _ in wave} == set(range(16))
