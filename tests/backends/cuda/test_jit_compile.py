@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 import omnigemm
+from omnigemm.backends.cuda import driver as driver_module
 from omnigemm.backends.cuda.jit import Compiled, KernelSpec, cache, compile_cubin, get_or_compile, loader, nvrtc, warm
 from omnigemm.backends.cuda.jit import spec as spec_module
 from omnigemm.backends.cuda.jit.compiler import parse_resources
@@ -185,7 +186,8 @@ def test_load_without_a_driver_says_so(monkeypatch, tmp_path):
     def absent(name: str) -> None:
         raise OSError(f"{name}: cannot open shared object file")
 
-    monkeypatch.setattr(loader.ctypes, "CDLL", absent)
+    monkeypatch.setattr(driver_module.ctypes, "CDLL", absent)
+    driver_module.bindings.cache_clear()
     with pytest.raises(omnigemm.DeviceError, match=r"driver is not installed: libcuda\.so\.1"):
         loader.load(spec_of(tmp_path), 0)
 
@@ -223,7 +225,7 @@ class FakeDriver:
 @pytest.fixture
 def driver(monkeypatch) -> FakeDriver:
     fake = FakeDriver()
-    monkeypatch.setattr(loader, "_driver", lambda: fake)
+    monkeypatch.setattr(loader, "bindings", lambda: fake)
     monkeypatch.setattr(nvrtc, "version", lambda: "1.0")
     monkeypatch.setattr(loader, "_shared", {})
     monkeypatch.setattr(loader, "_kernels", {})

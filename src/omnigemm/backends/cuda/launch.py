@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import importlib
 from collections.abc import Sequence
 from typing import Any
 
-from ...core.errors import DeviceError
-
-
-def _checked(answer: tuple[Any, ...], doing: str) -> Any:
-    """The driver's result, or an error with its name and code."""
-    if int(answer[0]) != 0:
-        raise DeviceError(f"{doing} failed: {answer[0].name} ({int(answer[0])})")
-    return answer[1] if len(answer) > 1 else None
+from .driver import bindings, checked
 
 
 def tensor_map(address: int, element: str, shape: tuple[int, int], pitch_bytes: int, box: tuple[int, int]) -> Any:
@@ -22,7 +14,7 @@ def tensor_map(address: int, element: str, shape: tuple[int, int], pitch_bytes: 
 
     What lies outside the matrix is read as zero and not written.
     """
-    driver = importlib.import_module("cuda.bindings.driver")
+    driver = bindings()
     kinds = driver.CUtensorMapDataType
     kind = {
         "byte": kinds.CU_TENSOR_MAP_DATA_TYPE_UINT8,
@@ -41,7 +33,7 @@ def tensor_map(address: int, element: str, shape: tuple[int, int], pitch_bytes: 
         driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
-    return _checked(answer, f"encoding a tensor map of {shape} with boxes of {box}")
+    return checked(answer, f"encoding a tensor map of {shape} with boxes of {box}")
 
 
 def launch(kernel: Any, *, grid: int, threads: int, shared_bytes: int, stream: int, arguments: Sequence[Any]) -> None:
@@ -49,7 +41,7 @@ def launch(kernel: Any, *, grid: int, threads: int, shared_bytes: int, stream: i
 
     Arguments are tensor maps, addresses (a Python int) and 32-bit numbers (ctypes.c_int).
     """
-    driver = importlib.import_module("cuda.bindings.driver")
+    driver = bindings()
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
     config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
@@ -64,4 +56,4 @@ def launch(kernel: Any, *, grid: int, threads: int, shared_bytes: int, stream: i
         for one in arguments
     )
     function = driver.CUfunction(int(kernel))  # a CUkernel serves as one in the current context
-    _checked(driver.cuLaunchKernelEx(config, function, (values, kinds), 0), "launching a kernel")
+    checked(driver.cuLaunchKernelEx(config, function, (values, kinds), 0), "launching a kernel")

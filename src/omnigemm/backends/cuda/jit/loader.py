@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import importlib
 import threading
 from typing import Any
 
 from ....core.errors import CompileError, DeviceError
+from ..driver import bindings, checked
 from .cache import get_or_compile
 from .compiler import Compiled
 from .spec import KernelSpec
@@ -31,13 +31,13 @@ class Loaded:
 
 def load(what: Compiled | KernelSpec, device_index: int, dynamic_shared_bytes: int = 0) -> Loaded:
     """Load a kernel for a device, with room for that much dynamic shared memory."""
-    driver = _driver()
+    driver = bindings()
     compiled = what if isinstance(what, Compiled) else get_or_compile(what)
     name, arch, key = compiled.spec.name, compiled.spec.arch, compiled.spec.key
-    device = _call(driver.cuDeviceGet(device_index), f"device {device_index}")
+    device = checked(driver.cuDeviceGet(device_index), f"device {device_index}")
     about, ask = driver.CUdevice_attribute, driver.cuDeviceGetAttribute
-    major = _call(ask(about.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device), f"device {device_index}")
-    minor = _call(ask(about.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device), f"device {device_index}")
+    major = checked(ask(about.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device), f"device {device_index}")
+    minor = checked(ask(about.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device), f"device {device_index}")
     if not runs_on(arch, major, minor):
         raise DeviceError(f"kernel {name} is for {arch}, but device {device_index} is sm_{major}{minor}")
     with _lock:
@@ -47,17 +47,19 @@ def load(what: Compiled | KernelSpec, device_index: int, dynamic_shared_bytes: i
                 code = importlib.import_module("cuda.core").ObjectCode.from_cubin(compiled.cubin)
                 kernel = _kernels[key] = code.get_kernel(name)
             except Exception as error:
-                version = _call(driver.cuDriverGetVersion(), "driver version")
+                version = checked(driver.cuDriverGetVersion(), "driver version")
                 knows = f"which knows CUDA {version // 1000}.{version % 1000 // 10}"
                 raise CompileError(f"the driver, {knows}, cannot load kernel {name} ({arch}): {error}") from error
         of, handle, size = driver.CUfunction_attribute, kernel.handle, dynamic_shared_bytes
         # Only ever raised: the limit is one for all who use the kernel on this device.
         if size > _shared.get((key, device_index), DEFAULT_SHARED):
             most = of.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            _call(driver.cuKernelSetAttribute(most, size, handle, device), f"{size} bytes of shared memory for {name}")
+            checked(
+                driver.cuKernelSetAttribute(most, size, handle, device), f"{size} bytes of shared memory for {name}"
+            )
             _shared[key, device_index] = size
-    registers = _call(driver.cuKernelGetAttribute(of.CU_FUNC_ATTRIBUTE_NUM_REGS, handle, device), name)
-    local = _call(driver.cuKernelGetAttribute(of.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, handle, device), name)
+    registers = checked(driver.cuKernelGetAttribute(of.CU_FUNC_ATTRIBUTE_NUM_REGS, handle, device), name)
+    local = checked(driver.cuKernelGetAttribute(of.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, handle, device), name)
     return Loaded(kernel, handle, registers, local)
 
 
@@ -65,20 +67,3 @@ def runs_on(arch: str, major: int, minor: int) -> bool:
     """A plain cubin also runs on later minors of its major, and so may one of a family ('f'); 'a' only on its own."""
     own = divmod(int(arch[3:].rstrip("af")), 10)
     return (major, minor) == own if arch.endswith("a") else major == own[0] and minor >= own[1]
-
-
-def _driver() -> Any:
-    # Asked without the bindings first: where there is no driver, some of their calls never return.
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError as error:
-        raise DeviceError(f"the NVIDIA driver is not installed: {error}") from error
-    driver = importlib.import_module("cuda.bindings.driver")
-    _call(driver.cuInit(0), "the NVIDIA driver does not start")
-    return driver
-
-
-def _call(answer: tuple[Any, ...], what: str) -> Any:
-    if int(answer[0]) != 0:
-        raise DeviceError(f"{what}: {answer[0].name}")
-    return answer[1] if len(answer) > 1 else None
