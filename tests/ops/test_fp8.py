@@ -11,7 +11,6 @@ from torch import Tensor
 import omnigemm
 import reference
 from omnigemm.backends.cpu.prepared import store
-from omnigemm.ops._run import calls
 from op_support import (
     E4M3,
     E5M2,
@@ -245,22 +244,3 @@ def test_one_storage_two_views() -> None:
     square = fp8s(48, 48)
     check(omnigemm.fp8_gemm(a, square, 1.0, 0.5), a, square, 1.0, 0.5)
     check(omnigemm.fp8_gemm(a, square.t(), 1.0, 0.5), a, square.t(), 1.0, 0.5)
-
-
-@pytest.mark.parametrize("kinds", [kinds for kinds in GRANULARITIES if "128" not in kinds[0]], ids="-".join)
-def test_the_kernel_for_amx(kinds: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It rounds to bf16 twice: once before the scales and once after."""
-    monkeypatch.setattr("omnigemm.backends.cpu.fp8.has_amx_bf16", lambda: True)
-    calls.clear()
-    a, b, bias = fp8s(17, 200), fp8s(33, 200, dtype=E5M2), floats(33)
-    a_scale, b_scale = fp8_scales(kinds[0], 17, 200), fp8_scales(kinds[1], 33, 200)
-    assert omnigemm.plan("fp8_gemm", m=17, n=33, k=200, granularity="token").kernel == "bf16"
-    for offset in (None, bias):
-        out = torch.full((17, 33), NAN, dtype=torch.bfloat16)
-        result = omnigemm.fp8_gemm(a, b, a_scale, b_scale, bias=offset, out=out)
-        exact = reference.fp8_gemm(a, b, a_scale, b_scale, offset)
-        plain = reference.fp8_gemm(a, b, a_scale, b_scale)
-        assert bool(((result.double() - exact).abs() <= 2**-8 * (plain.abs() + exact.abs()) + 1e-6).all())
-    assert omnigemm.plan("fp8_gemm", m=17, n=33, k=200, granularity="128x128").kernel == "fp32"
-    assert omnigemm.plan("fp8_gemm", m=17, n=33, k=200, granularity="token", out_dtype="fp32").kernel == "fp32"
-    calls.clear()

@@ -1,9 +1,7 @@
-"""`fp8_gemm`: torch multiplies no fp8 on a processor at any speed, so both sides become something wider.
+"""`fp8_gemm`: torch multiplies no fp8 on a processor at any speed, so both sides become fp32, scales applied.
 
-Every fp8 value is exact in fp32 and in bf16, and so are products of two in an fp32 sum. `fp32` serves every case, with
-scales applied to both sides. `bf16` is for processors with AMX, where it is several times as fast; its sums are rounded
-to bf16 before the scales, so it serves bf16 output with scales per row only. The weight's copy is prepared once, while
-there is room for it.
+Every fp8 value and every product of two is exact in fp32. The weight's fp32 copy is prepared once, while there is room
+for it; otherwise blocks of rows are converted on the way.
 """
 
 from __future__ import annotations
@@ -11,11 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...core.dispatch import Support
 from ...core.plan import Launch
 from ...core.problem import BLOCK, Problem
-from .isa import has_amx_bf16
-from .kernel import CpuKernel, blocks, finish, no, yes
+from .kernel import CpuKernel, blocks, finish, yes
 from .prepared import store
 
 
@@ -79,32 +75,7 @@ def _bind(problem: Problem) -> Launch:
     return launch
 
 
-def _bind_bf16(problem: Problem) -> Launch:
-    def launch(out: Tensor, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None) -> None:
-        halved = store.get(b, "bf16", (), 2 * b.numel(), b.bfloat16)
-        acc = torch.mm(a.bfloat16(), (b.bfloat16() if halved is None else halved).t()).float()
-        finish(out, acc.mul_(b_scale.reshape(-1)).mul_(a_scale.reshape(-1, 1)), bias)
-
-    return launch
-
-
-def _bf16_accepts(problem: Problem) -> Support:
-    if problem.a_scale == "1x128":
-        return no("torch's bf16 product would round each block of 128 before its scales")
-    if problem.out_dtype != "bf16":
-        return no(f"torch's bf16 product rounds to bf16, too early for {problem.out_dtype} output")
-    if not has_amx_bf16():
-        return no("this processor has no AMX for bf16 products that can be used, and others are slower than fp32")
-    return yes("bf16 product; fp8 values are exact in it")
-
-
 KERNELS = (
-    CpuKernel(
-        "bf16",
-        _bf16_accepts,
-        lambda problem: problem.flops * 1e-12 + problem.n * problem.k * 1e-10,
-        _bind_bf16,
-    ),
     CpuKernel(
         "fp32",
         lambda problem: yes("fp32 product; fp8 values are exact in it"),
