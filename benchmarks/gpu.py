@@ -1,33 +1,31 @@
-"""Run the GPU tests, measure the GPU kernels, and write benchmarks/records/<gpu-name>.json.
+"""Run the GPU tests, measure the GPU kernels beside their peers, and write benchmarks/records/<gpu-name>.json.
 
     python benchmarks/gpu.py
-    python benchmarks/gpu.py --out /tmp/records
+    python benchmarks/gpu.py --out /tmp/records --op fp8_block
 
-So far there is one kernel: fp8 with block scales for many rows, on Hopper.
+Peers are torch's own products and, where they can be imported, deep_gemm.
 """
 
 from __future__ import annotations
 
+import importlib
 import re
+import statistics
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 ROOT = Path(__file__).resolve().parents[1]
-# M x N x K of op fp8_block: the layers of a 7168-wide mixture-of-experts model in prefill, and a square.
-SHAPES = (
-    (4096, 576, 7168),
-    (4096, 2112, 7168),
-    (4096, 4096, 7168),
-    (4096, 7168, 2048),
-    (4096, 7168, 16384),
-    (4096, 24576, 1536),
-    (4096, 32768, 512),
-    (8192, 8192, 8192),
-)
+# N x K of the layers of a 7168-wide mixture-of-experts model.
+WEIGHTS = ((576, 7168), (2112, 7168), (4096, 7168), (7168, 2048), (7168, 16384), (24576, 1536), (32768, 512))
+ROWS = (1, 16, 64, 128, 4096)
+SHAPES = (*((m, n, k) for n, k in WEIGHTS for m in ROWS), (8192, 8192, 8192))
+GRANULARITIES = {"fp8_block": "128x128", "fp8_token": "token", "fp8_tensor": "tensor"}
 
 
 def floor_us(m: int, n: int, k: int) -> float:
@@ -36,66 +34,167 @@ def floor_us(m: int, n: int, k: int) -> float:
 
 
 def run_tests() -> dict[str, int]:
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-v", "tests/gpu"]
+    # The project's own options are set aside: they leave out the line that counts.
+    options = ["-p", "no:cacheprovider", "-o", "addopts=", "--import-mode=importlib", "--tb=short", "-q"]
+    command = [sys.executable, "-m", "pytest", *options, "tests/gpu"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    counts = {word: int(n) for n, word in re.findall(r"(\d+) (passed|failed|skipped)", run.stdout.splitlines()[-1])}
-    print(run.stdout.splitlines()[-1])
-    if run.returncode != 0:
+    last = next((line for line in reversed(run.stdout.splitlines()) if " in " in line and "passed" in line), "")
+    counts = {word: int(n) for n, word in re.findall(r"(\d+) (passed|failed|skipped)", last)}
+    print(last, flush=True)
+    if run.returncode != 0 or not counts.get("passed"):
+        print(run.stdout[-9000:])
         sys.exit("benchmarks/gpu.py: the GPU tests fail; no record is written")
     return {word: counts.get(word, 0) for word in ("passed", "failed", "skipped")}
 
 
-def measure(m: int, n: int, k: int) -> dict[str, Any]:
-    import torch
+class Products:
+    """Random operands of one shape, with scales of one granularity."""
 
-    from omnigemm.backends.cuda import sm90
-    from omnigemm.backends.cuda.fp8_block import multiply
+    def __init__(self, op: str, m: int, n: int, k: int) -> None:
+        import torch
+
+        from omnigemm.bench import graph
+
+        blocks = -(-k // 128)
+        fp8 = torch.float8_e4m3fn
+        self.a = torch.randn(m, k, device="cuda").to(fp8)
+        self.weights = [torch.randn(n, k, device="cuda").to(fp8) for _ in range(graph.copies_needed(n * k))]
+        sizes = {
+            "fp8_block": ((m, blocks), (-(-n // 128), blocks)),
+            "fp8_token": ((m,), (n,)),
+            "fp8_tensor": ((), ()),
+        }[op]
+        self.a_scale, self.b_scale = (torch.rand(size, device="cuda") + 0.5 for size in sizes)
+        self.out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+
+    def ours(self, weight: Any) -> None:
+        import omnigemm
+
+        omnigemm.fp8_gemm(self.a, weight, self.a_scale, self.b_scale, out=self.out)
+
+    def torchs(self, weight: Any) -> None:
+        import torch
+
+        a_scale, b_scale = self.a_scale, self.b_scale
+        if a_scale.dim() == 1:
+            a_scale, b_scale = a_scale[:, None], b_scale[None, :]
+        torch._scaled_mm(self.a, weight.t(), a_scale, b_scale, out_dtype=torch.bfloat16)
+
+    def torchs_blocks(self, weight: Any) -> None:
+        """Its scales of A lie with M innermost; turning them is part of what its user must run."""
+        import torch
+
+        turned = self.a_scale.t().contiguous().t()
+        torch._scaled_mm(self.a, weight.t(), turned, self.b_scale.t(), out_dtype=torch.bfloat16)
+
+    def deep_gemms(self, weight: Any) -> None:
+        importlib.import_module("deep_gemm").fp8_gemm_nt((self.a, self.a_scale), (weight, self.b_scale), self.out)
+
+
+def timed(call: Callable[[Any], Any], weights: list[Any]) -> float | None:
+    """None for a peer that is not here or does not take this shape."""
     from omnigemm.bench import graph
 
-    blocks = -(-k // 128)
-    copies = []
-    for _ in range(graph.copies_needed(n * k)):
-        a = torch.randn(m, k, device="cuda").to(torch.float8_e4m3fn)
-        b = torch.randn(n, k, device="cuda").to(torch.float8_e4m3fn)
-        scales = torch.rand(m, blocks, device="cuda") + 0.5, torch.rand(-(-n // 128), blocks, device="cuda") + 0.5
-        copies.append((a if not copies else copies[0][0], b, *scales))
-    out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
-    times = {config: graph.microseconds(lambda c, x=config: multiply(x, *c, out), copies) for config in sm90.configs()}
-    rows, columns = torch.ones(m, 1, device="cuda"), torch.ones(1, n, device="cuda")
-    peer = graph.microseconds(
-        lambda c: torch._scaled_mm(c[0], c[1].t(), rows, columns, out_dtype=torch.bfloat16), copies
-    )
-    best = min(times, key=lambda config: times[config])
-    return {
-        "op": "fp8_block",
-        "shape": f"{m}x{n}x{k}",
-        "us": round(times[best], 2),
-        "floor_us": round(floor_us(m, n, k), 2),
-        "peers": {"torch scaled_mm rowwise (cuBLASLt)": round(peer, 2)},
-        "config": {"kernel": sm90.KERNEL, "block_n": best.block_n, "stages": best.stages, "band": best.band},
-    }
+    try:
+        return round(graph.microseconds(call, weights), 2)
+    except (ImportError, RuntimeError, ValueError, AssertionError):
+        return None
+
+
+def measure(m: int, n: int, k: int, ops: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """A row for each operation. Per token and per tensor are the same product, so each has the other's peer as well."""
+    import omnigemm
+    from omnigemm.bench import graph
+
+    times: dict[str, float] = {}
+    peers: dict[str, float | None] = {}
+    for op in ops:
+        products = Products(op, m, n, k)
+        times[op] = round(graph.microseconds(products.ours, products.weights), 2)
+        if op == "fp8_block":
+            peers["torch scaled_mm 1x128/128x128 (cuBLASLt)"] = timed(products.torchs_blocks, products.weights)
+            peers["DeepGEMM"] = timed(products.deep_gemms, products.weights)
+        else:
+            peer = {"fp8_token": "torch scaled_mm rowwise", "fp8_tensor": "torch scaled_mm tensorwise (cuBLASLt)"}[op]
+            peers[peer] = timed(products.torchs, products.weights)
+    for op in ops:
+        plan = omnigemm.plan("fp8_gemm", m=m, n=n, k=k, device="cuda", granularity=GRANULARITIES[op])
+        blockwise = op == "fp8_block"
+        yield {
+            "op": op,
+            "shape": f"{m}x{n}x{k}",
+            "us": times[op],
+            "floor_us": round(floor_us(m, n, k), 2),
+            "peers": {
+                name: us for name, us in peers.items() if us and blockwise != name.endswith(("wise", "wise (cuBLASLt)"))
+            },
+            "config": {"kernel": plan.kernel, **plan.config},
+        }
+
+
+def compile_all(ops: Sequence[str]) -> float:
+    """Compile what will be measured, side by side; the longest time that one took, in seconds."""
+    from omnigemm.backends.cuda import CudaBackend, gpu, jit
+    from omnigemm.core.problem import describe
+
+    backend = CudaBackend()
+    specs: set[jit.KernelSpec] = set()
+    for m, n, k in SHAPES:
+        for op in ops:
+            specs.update(backend.specs(describe("fp8_gemm", m=m, n=n, k=k, granularity=GRANULARITIES[op]), gpu.of(0)))
+    return round(max(one.seconds for one in jit.warm(specs)), 2)
+
+
+def host_us(with_out: bool) -> float:
+    """Host time of a warm eager call: many calls without waiting, the median of some batches."""
+    import torch
+
+    import omnigemm
+
+    products = Products("fp8_block", 16, 576, 7168)
+    weight, out = products.weights[0], products.out if with_out else None
+    times = []
+    for _ in range(15):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(400):
+            omnigemm.fp8_gemm(products.a, weight, products.a_scale, products.b_scale, out=out)
+        times.append((time.perf_counter() - start) / 400 * 1e6)
+    return round(statistics.median(times), 2)
 
 
 def main(
     out: Annotated[Path, typer.Option(help="Folder of the record.")] = ROOT / "benchmarks" / "records",
+    op: Annotated[list[str] | None, typer.Option(help="Operation; repeat for several. Default: all.")] = None,
+    rows_only: Annotated[bool, typer.Option(help="Measure without running the tests; writes no record.")] = False,
 ) -> None:
     """Test and measure the GPU kernels on this machine."""
     import torch
+    from rich.progress import track
 
     from omnigemm.bench import graph, record
 
     if not torch.cuda.is_available():
         sys.exit("benchmarks/gpu.py: there is no NVIDIA GPU on this machine")
-    tests = run_tests()
+    ops = op or list(GRANULARITIES)
+    tests = None if rows_only else run_tests()
+    print("longest compilation, s:", compile_all(ops), flush=True)
+    host = {"with out=": host_us(True), "allocating": host_us(False)}
+    print("host time of a warm call, us:", host, flush=True)
     rows = []
-    for shape in SHAPES:
-        rows.append(measure(*shape))
-        print(rows[-1]["shape"], rows[-1]["us"], "us,", rows[-1]["peers"], rows[-1]["config"], flush=True)
+    for shape in track(SHAPES, "measuring"):
+        for row in measure(*shape, ops):
+            rows.append(row)
+            print(row["op"], row["shape"], row["us"], row["floor_us"], row["peers"], flush=True)
+    rows.sort(key=lambda row: ops.index(row["op"]))
+    if tests is None:
+        return
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     made = record.new(rows, graph.METHOD, record.cuda_source_hash())
     made["gpu"] = torch.cuda.get_device_name(0)
     made["driver"] = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
     made["tests"] = tests
+    made["host_us"] = host
     record.write(out / record.file_name(made["gpu"]), made)
 
 

@@ -133,3 +133,13 @@ def test_wide_applies_zero_points():
         torch.tensor([[3, 5]], dtype=torch.int8), torch.tensor([2.0]), torch.tensor([3], dtype=torch.int32)
     )
     assert wide(operand, "token").tolist() == [[0.0, 4.0]]
+
+
+@pytest.mark.parametrize("one", CASES, ids=lambda one: f"{one.op} {one.title}")
+def test_operands_go_to_the_device(one):
+    work = Workload(one, SIZE, device="meta")
+    for operand in (work.a, work.b):
+        for part in operand:
+            for tensor in part if isinstance(part, list) else [getattr(part, "qweight", part)]:
+                assert tensor is None or tensor.device.type == "meta"
+    assert work.counts.device.type == work.ends.device.type == "meta"

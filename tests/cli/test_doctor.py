@@ -4,10 +4,13 @@ import pytest
 
 import omnigemm
 from omnigemm.backends.cpu import isa
-from omnigemm.cli.doctor import _writable
+from omnigemm.backends.cuda import CudaBackend
+from omnigemm.backends.cuda.gpu import KNOWN
+from omnigemm.bench.workloads import CASES
+from omnigemm.cli.doctor import _writable, self_check
 from omnigemm.core.dispatch import Support
 from omnigemm.core.problem import OPS
-from omnigemm.core.settings import ENVIRONMENT
+from omnigemm.core.settings import BACKEND_NAMES, ENVIRONMENT
 
 
 def test_json(run, monkeypatch, tmp_path):
@@ -21,8 +24,10 @@ def test_json(run, monkeypatch, tmp_path):
     assert found["versions"]["omnigemm"] == omnigemm.__version__
     assert {"python", "torch", "numpy"} <= set(found["versions"])
     assert found["processor"]["name"] == isa.processor()
-    assert [one["name"] for one in found["backends"]] == ["cpu"]
-    assert found["backends"][0]["available"]
+    assert [one["name"] for one in found["backends"]] == list(BACKEND_NAMES)
+    assert found["backends"][1]["available"]
+    assert found["backends"][0]["available"] or "torch" in found["backends"][0]["reason"]
+    assert {one["device"] for one in found["checks"]} <= {"cpu", "cuda"}
     assert found["cache"] == {"path": str(tmp_path / "cache"), "exists": False, "writable": True}
     assert set(found["environment"]) == set(ENVIRONMENT)
     assert found["environment"]["OMNIGEMM_LOG"]["value"] == "off"
@@ -67,6 +72,41 @@ def test_nvrtc_line(run, monkeypatch, ok):
     monkeypatch.setattr("omnigemm.cli.doctor.self_check", list)
     assert (reason if ok else f"no: {reason}") in run("doctor").out
     assert run("doctor", "--json").json["nvrtc"] == {"available": ok, "reason": reason}
+
+
+@pytest.mark.parametrize("ok", [False, True])
+def test_backend_row(run, monkeypatch, ok):
+    gpu = "NVIDIA H200 (sm_90, 132 multiprocessors); NVRTC 13.9.1"
+    # With brackets, which a table must not take for markup.
+    reason = gpu if ok else "cuda-core is not installed: pip install 'omnigemm[cuda]'"
+    monkeypatch.setattr(CudaBackend, "available", lambda _: Support(ok, reason))
+    monkeypatch.setattr("omnigemm.cli.doctor.self_check", list)
+    row = next(line for line in run("doctor").out.splitlines() if "backend cuda" in line)
+    assert ("yes: " if ok else "no: ") + reason in row
+    assert run("doctor", "--json").json["backends"][0] == {"name": "cuda", "available": ok, "reason": reason}
+
+
+def test_gpu_is_checked_where_it_is_supported(monkeypatch):
+    gpu = KNOWN["h200"]
+    monkeypatch.setattr(CudaBackend, "available", lambda _: Support(True, str(gpu)))
+    monkeypatch.setattr(CudaBackend, "supports", lambda self, problem, _: self.supports_on(problem, gpu))
+    monkeypatch.setattr("omnigemm.cli.doctor._check", lambda one, device: (one, device))
+    checks = self_check()
+    assert [one for one, device in checks if device == "cpu"] == list(CASES)
+    # As many as the backend takes, so that a new kernel is checked by itself.
+    on_gpu = [one for one, device in checks if device == "cuda"]
+    assert {one.words["granularity"] for one in on_gpu if one.op == "fp8_gemm"} == {
+        "tensor",
+        "token",
+        "128x128",
+        "1x128",
+    }
+
+
+def test_gpu_is_left_alone_without_a_backend(monkeypatch):
+    monkeypatch.setattr(CudaBackend, "available", lambda _: Support(False, "none"))
+    monkeypatch.setattr("omnigemm.cli.doctor._check", lambda one, device: device)
+    assert set(self_check()) == {"cpu"}
 
 
 def test_writable_looks_at_the_nearest_folder(tmp_path):

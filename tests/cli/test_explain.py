@@ -5,6 +5,9 @@ import json
 import pytest
 
 import omnigemm
+from omnigemm.backends.cuda import fp8
+from omnigemm.backends.cuda.gpu import KNOWN
+from omnigemm.core.problem import describe
 
 
 def test_json_is_the_explanation(run):
@@ -59,3 +62,57 @@ def test_unknown_backend(run):
     result = run("explain", "gemm", "4", "8", "16", "--backend", "abacus")
     assert result.code == 2
     assert "abacus" in result.err
+
+
+@pytest.mark.parametrize("rows", [1, 64, 4096])
+def test_gpu_that_is_not_here(run, rows):
+    words = ("explain", "fp8_gemm", str(rows), "4096", "7168", "--gpu", "h200")
+    names = [one.name for one in fp8.kernels(describe("fp8_gemm", m=rows, n=4096, k=7168), KNOWN["h200"])]
+    found = run(*words, "--json")
+    assert found.code == 0
+    assert found.json["gpu"] == str(KNOWN["h200"])
+    candidates = found.json["candidates"]
+    assert [one["kernel"] for one in candidates] == names
+    assert len(names) > 1
+    # What is compiled ahead is what would be chosen: the first.
+    assert [one["chosen"] for one in candidates] == [True] + [False] * (len(names) - 1)
+    assert all(one["cost"] >= candidates[0]["cost"] for one in candidates)
+    shown = " ".join(run(*words).out.split())
+    assert str(KNOWN["h200"]) in shown
+    assert shown.count("chosen cuda/") == 1
+    assert shown.count("possible cuda/") == len(names) - 1
+    for one in candidates:
+        assert f"cuda/{one['kernel']}" in shown
+        assert one["reason"] in shown
+
+
+def test_gpu_runs_a_product_of_nothing(run):
+    (one,) = run("explain", "fp8_gemm", "0", "8", "16", "--gpu", "h200", "--json").json["candidates"]
+    assert (one["kernel"], one["chosen"]) == ("fill", True)
+
+
+def test_gpu_has_no_kernel_for_it(run):
+    result = run("explain", "fp8_gemm", str(2**31), "8", "16", "--gpu", "h200")
+    assert result.code == 1
+    assert f"m is {2**31}" in result.out
+    assert "Nothing can run it there" in result.out
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (("--gpu", "abacus"), "gpu is 'abacus', expected one of h200, h100"),
+        (("--gpu", "h200", "--device", "cpu"), "device is 'cpu' and gpu is 'h200'"),
+        (("--gpu", "h200", "--backend", "cpu"), "backend is 'cpu', expected cuda"),
+        (("--gpu", "h200", "--backend", "abacus"), "backend is 'abacus'"),
+        (("--gpu", "h200", "--granularity", "2x2"), "granularity is '2x2'"),
+    ],
+)
+def test_gpu_with_words_that_make_no_sense(run, more, told):
+    result = run("explain", "fp8_gemm", "4", "8", "16", *more)
+    assert (result.code, result.out) == (2, "")
+    assert told in result.err
+
+
+def test_gpu_with_its_backend(run):
+    assert run("explain", "fp8_gemm", "4", "8", "16", "--gpu", "H200", "--backend", "cuda").code == 0

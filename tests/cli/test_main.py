@@ -16,6 +16,7 @@ COMMANDS = [
     ["explain"],
     ["bench"],
     ["demo"],
+    ["warm"],
     ["cache"],
     ["cache", "path"],
     ["cache", "list"],

@@ -43,7 +43,9 @@ def test_explanation_and_plan_agree(op: str) -> None:
     plan = choose(problem, CPU)
     assert (plan.backend, plan.kernel) == (chosen.backend, chosen.kernel)
     assert plan.problem == problem
-    assert json.loads(json.dumps(explanation.to_dict()))["candidates"][0]["backend"] == "cpu"
+    told = [one for one in json.loads(json.dumps(explanation.to_dict()))["candidates"] if one["backend"] == "cpu"]
+    assert [one["kernel"] for one in told if one["chosen"]] == [plan.kernel]
+    assert {one.backend for one in explanation.candidates} == set(BACKEND_NAMES)
     assert all(candidate.reason for candidate in explanation.candidates)
     assert f"-> cpu/{chosen.kernel}" in str(explanation)
     assert plan.kernel in str(plan)
@@ -66,7 +68,7 @@ def test_a_refusal_lists_every_reason(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_unknown_device_backend_and_word() -> None:
     with pytest.raises(omnigemm.DeviceError, match="'toaster'"):
         omnigemm.plan("gemm", m=1, n=1, k=1, device="toaster")
-    with pytest.raises(omnigemm.UnsupportedError, match="'abacus', expected None or one of cpu"):
+    with pytest.raises(omnigemm.UnsupportedError, match="'abacus', expected None or one of cuda, cpu"):
         omnigemm.explain("gemm", m=1, n=1, k=1, backend="abacus")
     with pytest.raises(TypeError, match="'colour' is not part of a problem"):
         omnigemm.plan("gemm", m=1, n=1, k=1, colour="red")

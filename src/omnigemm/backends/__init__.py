@@ -11,5 +11,6 @@ from ..core.dispatch import Backend
 @cache
 def backends() -> Sequence[Backend]:
     from .cpu import CpuBackend
+    from .cuda import CudaBackend
 
-    return (CpuBackend(),)
+    return (CudaBackend(), CpuBackend())

@@ -27,7 +27,8 @@ ROW_FIELDS = ("op", "shape", "us", "floor_us", "peers", "config")
 def cuda_source_hash() -> str:
     """SHA-256 of the CUDA sources and their host code: what a GPU run vouches for."""
     package = Path(omnigemm.__file__).parent
-    files = [*(package / "kernels").rglob("*.cuh"), *(package / "backends" / "cuda").rglob("*.py")]
+    host = package / "backends" / "cuda"
+    files = [*(package / "kernels").rglob("*.cuh"), *host.rglob("*.py"), *host.rglob("*.json")]
     total = hashlib.sha256()
     for path in sorted(files):
         total.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes() + b"\0")

@@ -141,6 +141,15 @@ class Operand(NamedTuple):
     scale: Any = None
     zero: Any = None
 
+    def to(self, device: torch.device) -> Operand:
+        return Operand(*(_moved(part, device) for part in self))
+
+
+def _moved(part: Any, device: torch.device) -> Any:
+    if part is None:
+        return None
+    return [one.to(device) for one in part] if isinstance(part, list) else part.to(device)
+
 
 # ------------------------------------------------------------------------------------------- quantise and back
 
@@ -244,19 +253,30 @@ class Verdict:
 
 
 class Workload:
-    """One case at one size, with operands. `given` shares dense matrices between cases of the same layout."""
+    """One case at one size, with operands. `given` shares dense matrices between cases of the same layout.
 
-    def __init__(self, one: Case, size: Size, given: Dense | None = None, b: Operand | None = None) -> None:
+    Operands are quantised on the CPU and then go to the device, so that they are the same on every one.
+    """
+
+    def __init__(
+        self,
+        one: Case,
+        size: Size,
+        given: Dense | None = None,
+        b: Operand | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.device = torch.device(device)
         self.case = one
         self.size = one.fit(size)
         self.problem = one.problem(size)
         self.dense = given if given is not None else dense(one, size)
         self.rows = group_rows(self.size) if one.grouped else [self.size.m]
-        self.counts = torch.tensor(self.rows, dtype=torch.int32)
+        self.counts = torch.tensor(self.rows, dtype=torch.int32, device=self.device)
         self.ends = self.counts.cumsum(0, dtype=torch.int32)
         problem = self.problem
         asymmetric = problem.zero_points and not problem.is_int4
-        self.a = quantise(self.dense.x, problem.a_dtype, problem.a_scale, zero_points=asymmetric)
+        self.a = quantise(self.dense.x, problem.a_dtype, problem.a_scale, zero_points=asymmetric).to(self.device)
         self._b = b
 
     @cached_property
@@ -266,18 +286,19 @@ class Workload:
             return self._b
         p = self.problem
         if not p.is_int4:
-            return quantise(self.dense.w, p.b_dtype, p.b_scale, per_group=True)
+            return quantise(self.dense.w, p.b_dtype, p.b_scale, per_group=True).to(self.device)
         # From a 16-bit weight, as checkpoints are: the scales take its type.
         weight = self.dense.w.to(BY_NAME[p.a_dtype])
         group_size = -1 if p.group_size == p.k else p.group_size
-        return Operand(omnigemm.quantize_int4(weight, group_size=group_size, symmetric=not p.zero_points))
+        packed = omnigemm.quantize_int4(weight, group_size=group_size, symmetric=not p.zero_points)
+        return Operand(packed).to(self.device)
 
     def call(self, b: Operand, **out: Any) -> Any:
         return _CALLS[self.problem.op](self, b, **out)
 
     def plan(self) -> Plan:
         """What the call runs."""
-        return choose(self.problem, torch.device("cpu"))
+        return choose(self.problem, self.device)
 
     # -- sizes
 
@@ -314,8 +335,8 @@ class Workload:
         return {f"torch {_short(dtype)}": self._peer(dtype) for dtype in types}
 
     def _peer(self, dtype: torch.dtype) -> Contender:
-        xs = [x.to(dtype) for x in self.split(self.dense.x)]
-        weights = [w.to(dtype) for w in self._matrices(self.dense.w)]
+        xs = [x.to(self.device, dtype) for x in self.split(self.dense.x)]
+        weights = [w.to(self.device, dtype) for w in self._matrices(self.dense.w)]
 
         def call(ws: Sequence[Tensor]) -> object:
             return [torch.nn.functional.linear(x, w) for x, w in zip(xs, ws, strict=True)]
@@ -346,7 +367,9 @@ class Workload:
 
     def reference(self) -> Tensor:
         """The product of the quantised operands in float64, all groups flattened into one vector."""
-        return self._exact_product(wide(self.a, self.problem.a_scale), wide(self.b, self.problem.b_scale))
+        host = torch.device("cpu")  # what is to be checked has no part in it
+        a, b = self.a.to(host), self.b.to(host)
+        return self._exact_product(wide(a, self.problem.a_scale), wide(b, self.problem.b_scale))
 
     def ideal(self) -> Tensor:
         """The same of the unquantised matrices."""
@@ -358,14 +381,14 @@ class Workload:
         note = ""
         if self.problem.op == "grouped_gemm_masked":
             shape = (self.problem.groups, self.problem.m, self.problem.n)
-            out = torch.full(shape, math.nan, dtype=BY_NAME[self.problem.out_dtype])
+            out = torch.full(shape, math.nan, dtype=BY_NAME[self.problem.out_dtype], device=self.device)
             self.call(self.b, out=out)
             hidden = [group[count:] for group, count in zip(out.unbind(0), self.rows, strict=True)]
             if not all(bool(rows.isnan().all()) for rows in hidden):
                 note = "rows past counts were written"
         else:
             out = self.call(self.b)
-        result = torch.cat([one.double().flatten() for one in self.split(out)])
+        result = torch.cat([one.double().flatten().cpu() for one in self.split(out)])
         exact = self.reference()
         ideal = self.ideal() if ideal is None else ideal
         size = exact.norm()

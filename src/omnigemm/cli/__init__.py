@@ -1,4 +1,4 @@
-"""The command line: `omnigemm doctor`, `explain`, `bench`, `demo`, `cache`."""
+"""The command line: `omnigemm doctor`, `explain`, `bench`, `demo`, `warm`, `cache`."""
 
 from __future__ import annotations
 

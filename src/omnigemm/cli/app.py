@@ -97,7 +97,8 @@ def doctor(as_json: Json = False) -> None:
 Examples:
   omnigemm explain int4_gemm 16 4096 4096 --dtype fp16
   omnigemm explain fp8_gemm 1024 4096 7168 --granularity 128x128 --json
-  omnigemm explain grouped_gemm_masked 64 2048 4096 --groups 16"""
+  omnigemm explain grouped_gemm_masked 64 2048 4096 --groups 16
+  omnigemm explain fp8_gemm 16 4096 7168 --gpu h200"""
 )
 def explain(
     op: Annotated[str, typer.Argument(help="The operation, such as gemm, int8_gemm or grouped_gemm_masked.")],
@@ -121,8 +122,9 @@ def explain(
     bias: Annotated[bool, typer.Option("--bias", help="A bias is added.")] = False,
     batch: Annotated[int, typer.Option(help="Matrices in the batch.")] = 1,
     groups: Annotated[int | None, typer.Option(help="Groups of a grouped operation.")] = None,
-    device: Annotated[str, typer.Option(help="Where the tensors are.")] = "cpu",
+    device: Annotated[str | None, typer.Option(help="Where the tensors are. Default: cpu.")] = None,
     backend: Annotated[str | None, typer.Option(help="Ask this backend only.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="Ask for a GPU that need not be here: h200, h100.")] = None,
     as_json: Json = False,
 ) -> None:
     """Say which kernel would run a product, and why each other one would not."""
@@ -142,7 +144,7 @@ def explain(
         "bias": bias,
         "batch": batch,
     }
-    raise typer.Exit(run_explain(op, m, n, k, words, device=device, backend=backend, as_json=as_json))
+    raise typer.Exit(run_explain(op, m, n, k, words, device=device, backend=backend, gpu=gpu, as_json=as_json))
 
 
 @app.command(
@@ -208,6 +210,51 @@ def demo(
     from .demo import run_demo
 
     raise typer.Exit(run_demo(out, quick=quick, as_json=as_json))
+
+
+@app.command(
+    epilog="""\b
+Examples:
+  omnigemm warm fp8_gemm --shape 16x4096x7168 --shape 4096x4096x7168
+  omnigemm warm fp8_gemm --shape 1-64x4096x7168 --granularity 128x128 --gpu h200
+  omnigemm warm --file problems.txt --jobs 4 --json"""
+)
+def warm(
+    op: Annotated[str | None, typer.Argument(help="The operation, such as fp8_gemm.")] = None,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(help="MxNxK; M may be a range, such as 1-64, for every number of rows in it. Repeat for several."),
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="Type of the activations: e4m3, e5m2.")] = None,
+    weight_dtype: Annotated[str | None, typer.Option(help="Type of the weights, where it differs.")] = None,
+    out_dtype: Annotated[str | None, typer.Option(help="Type of the result: fp16, bf16, fp32.")] = None,
+    granularity: Annotated[
+        str | None, typer.Option(help="Scales of 8-bit operands: tensor, token, 1x128, 128x128.")
+    ] = None,
+    bias: Annotated[bool, typer.Option("--bias", help="A bias is added.")] = False,
+    file: Annotated[
+        Path | None, typer.Option(help="A problem in each line, such as: fp8_gemm 16 4096 7168 granularity=token")
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="Compile for: h200, h100. Default: the GPU that is here, or else h200.")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Kernels at a time. Default: one per processor.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Compile the kernels of products ahead. No GPU is needed.
+
+    Exits with 1 when a kernel does not compile, or cannot be kept, or a product has none.
+    """
+    from .warm import run_warm
+
+    words = {
+        "dtype": dtype,
+        "weight_dtype": weight_dtype,
+        "out_dtype": out_dtype,
+        "granularity": granularity,
+        "bias": bias,
+    }
+    raise typer.Exit(run_warm(op, shape or [], words, file=file, gpu=gpu, jobs=jobs, as_json=as_json))
 
 
 @cache_app.command(

@@ -17,7 +17,7 @@ from ..backends.cuda.jit import store
 from ..core.settings import cache_dir
 from . import output
 
-WHY_EMPTY = "The CPU backend compiles nothing, so on this machine the folder stays empty."
+WHY_EMPTY = "The CPU backend compiles nothing, so without a GPU the folder stays empty until `omnigemm warm` fills it."
 
 
 @dataclasses.dataclass(frozen=True)

@@ -51,21 +51,29 @@ def report() -> dict[str, Any]:
     }
 
 
-def self_check(cases: tuple[Case, ...] = CASES) -> list[dict[str, Any]]:
-    """Every operation once, on a small odd shape, against float64."""
+def self_check() -> list[dict[str, Any]]:
+    """Every operation once, on a small odd shape, against float64; on the GPU too, where it runs there."""
+    jobs = [(one, "cpu") for one in CASES] + [(one, "cuda") for one in _cases_on_gpu()]
     results = []
     with output.progress() as bar:
-        task = bar.add_task("self-check", total=len(cases))
-        for one in cases:
-            results.append(_check(one))
+        task = bar.add_task("self-check", total=len(jobs))
+        for one, device in jobs:
+            results.append(_check(one, device))
             bar.advance(task)
     return results
 
 
-def _check(one: Case) -> dict[str, Any]:
-    about = {"op": one.op, "title": one.title}
+def _cases_on_gpu() -> list[Case]:
+    cuda = next(one for one in backends() if one.name == "cuda")
+    if not cuda.available():
+        return []
+    return [one for one in CASES if cuda.supports(one.problem(CHECK_SIZE), torch.device("cuda"))]
+
+
+def _check(one: Case, device: str) -> dict[str, Any]:
+    about = {"op": one.op, "title": one.title, "device": device}
     try:
-        verdict = Workload(one, CHECK_SIZE).verify()
+        verdict = Workload(one, CHECK_SIZE, device=device).verify()
     except (OmniGemmError, RuntimeError) as error:
         return {**about, "ok": False, "error": None, "tolerance": None, "note": str(error)}
     kept = dataclasses.asdict(verdict)
@@ -142,7 +150,7 @@ def _show(found: dict[str, Any]) -> None:
     nvrtc = found["nvrtc"]
     facts.add_row("NVRTC", escape(nvrtc["reason"] if nvrtc["available"] else f"no: {nvrtc['reason']}"))
     for one in found["backends"]:
-        facts.add_row(f"backend {one['name']}", ("yes: " if one["available"] else "no: ") + one["reason"])
+        facts.add_row(f"backend {one['name']}", ("yes: " if one["available"] else "no: ") + escape(one["reason"]))
     state = "writable" if cache["writable"] else "[red]not writable[/red]"
     facts.add_row("cache folder", f"{escape(cache['path'])} ({state}{'' if cache['exists'] else ', not made yet'})")
     screen.print(facts)
@@ -157,13 +165,13 @@ def _show(found: dict[str, Any]) -> None:
 
     checks = output.table(
         "Self-check against float64",
-        ("operation", "operands", "error", "allowed", "result"),
+        ("operation", "operands", "on", "error", "allowed", "result"),
         right=("error", "allowed"),
     )
     for one in found["checks"]:
         error = "" if one["error"] is None else f"{one['error']:.1e}"
         allowed = "" if one["tolerance"] is None else f"{one['tolerance']:.1e}"
-        checks.add_row(one["op"], one["title"], error, allowed, output.mark(one["ok"], one["note"]))
+        checks.add_row(one["op"], one["title"], one["device"], error, allowed, output.mark(one["ok"], one["note"]))
     screen.print(checks)
     failed = sum(not one["ok"] for one in found["checks"])
     total = len(found["checks"])

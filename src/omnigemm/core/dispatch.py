@@ -55,7 +55,7 @@ class Backend(Protocol):
 
     def supports(self, problem: Problem, device: torch.device) -> Support: ...
 
-    def kernels(self, problem: Problem) -> Sequence[Kernel]:
+    def kernels(self, problem: Problem, device: torch.device) -> Sequence[Kernel]:
         """The kernels that are made for this kind of problem, whether or not they take this one."""
 
 
@@ -114,7 +114,7 @@ def _candidates(problem: Problem, device: torch.device, only: str | None) -> lis
         answer = backend.available()
         if answer:
             answer = backend.supports(problem, device)
-        kernels = backend.kernels(problem) if answer else ()
+        kernels = backend.kernels(problem, device) if answer else ()
         if not kernels:
             found.append((Candidate(backend.name, "*", False, answer.reason), None))
         for kernel in kernels:

@@ -25,6 +25,8 @@ class Plan:
     launch: Launch
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     workspace_bytes: int = 0
+    bind: Callable[..., Launch] | None = None  # (out, *operands) to a launch for tensors that lie just like these
+    uses_torch: bool = True  # `launch` calls operations of torch, which then must not look for gradients
 
     def run(self, *operands: Any, out: Any = None, **named: Any) -> Any:
         """Run on operands as the op takes them (without backend and out_dtype), written to `out` if given."""

@@ -23,6 +23,7 @@ OPS = (
     "grouped_gemm_masked",
 )
 
+SIZE_LIMIT = 2**31 - 4096  # backends count rows and columns in 32 bits, up to the end of a tile
 BLOCK = 128  # the side of a scale block, along K and (for weights) along N
 
 # The name users give to a granularity -> how A's and B's scales are laid out.
@@ -62,6 +63,11 @@ class Problem:
     a_layout: str = "row"  # row, col, strided: which of the last two strides is 1
     b_layout: str = "row"
     shapes: tuple[tuple[int, int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("m", "n", "k"):
+            if getattr(self, name) > SIZE_LIMIT:
+                raise ShapeError(f"{self.op}: {name} is {getattr(self, name)}, expected at most {SIZE_LIMIT}")
 
     @property
     def is_int4(self) -> bool:

@@ -27,7 +27,7 @@ ENVIRONMENT: dict[str, tuple[str, str]] = {
     "OMNIGEMM_LOG": ("debug: print each new problem with the kernel that it got", "off"),
 }
 
-BACKEND_NAMES = ("cpu",)  # in the order of omnigemm.backends.backends()
+BACKEND_NAMES = ("cuda", "cpu")  # in the order of omnigemm.backends.backends()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
+from .dispatch import Support
 from .problem import GRANULARITIES, OPERANDS, Problem, describe
 
 _HEADER = """# What runs where
@@ -18,7 +20,6 @@ Generated from the backends' own `supports` by `python -m omnigemm.core.support`
 types. Shapes, strides and alignment never decide: any M, N, K >= 0 runs.
 
 """
-_HERE = torch.device("cpu")
 
 
 def _problems() -> Iterator[tuple[str, str, str, Problem]]:
@@ -46,8 +47,15 @@ def _problems() -> Iterator[tuple[str, str, str, Problem]]:
 def table() -> str:
     """Markdown: a row per kind of problem, a column per backend, in each cell the output types it can write."""
     from ..backends import backends
+    from ..backends.cuda.gpu import KNOWN
 
-    names = [backend.name for backend in backends()]
+    def answer(backend: Any, problem: Problem) -> Support:
+        # A machine need not have a GPU to say what would run on one.
+        if backend.name == "cuda":
+            return backend.supports_on(problem, KNOWN["h200"])  # type: ignore[no-any-return]
+        return backend.supports(problem, torch.device("cpu"))  # type: ignore[no-any-return]
+
+    names = [{"cuda": "cuda (sm_90)"}.get(backend.name, backend.name) for backend in backends()]
     lines = [
         "| operation | operands | scales | " + " | ".join(names) + " |",
         "| --- | --- | --- |" + " --- |" * len(names),
@@ -56,7 +64,7 @@ def table() -> str:
         cells = []
         for backend in backends():
             outputs = (dataclasses.replace(problem, out_dtype=out) for out in ("fp16", "bf16", "fp32"))
-            cells.append(", ".join(one.out_dtype for one in outputs if backend.supports(one, _HERE)) or "no")
+            cells.append(", ".join(one.out_dtype for one in outputs if answer(backend, one)) or "no")
         lines.append(f"| {op} | {operands} | {scales} | " + " | ".join(cells) + " |")
     return _HEADER + "\n".join(lines) + "\n"
 

@@ -16,10 +16,10 @@ from torch import Tensor
 from ..core.dispatch import PlanCache, choose
 from ..core.dtypes import BY_NAME, name_of
 from ..core.errors import DTypeError, ShapeError
-from ..core.plan import Plan
+from ..core.plan import Launch, Plan
 from ..core.problem import Problem
 from ..core.settings import current
-from .checks import OutSpec
+from .checks import OutSpec, reach
 
 NAMESPACE = "omnigemm"
 library = torch.library.Library(NAMESPACE, "DEF")
@@ -43,55 +43,94 @@ class Operation:
 
 
 class Ops(NamedTuple):
-    """An operation's two forms in torch.library."""
+    """An operation's two forms in torch.library, and what is behind them."""
 
-    name: str
+    operation: Operation
+    gather: Callable[..., Operands]
     outs: str
     function: Any
     writer: Any
 
 
 class Call(NamedTuple):
+    """All that a warm call needs, worked out once for its signature."""
+
     plan: Plan
     result: Any  # OutSpec, or a list of them
+    launch: Launch
+    strides: tuple[int, ...] | None = None  # of a fresh result, if it is one tensor
+    reach: tuple[int, ...] | None = None  # bytes from first to last of `out` and of each operand, if those are tensors
 
 
 calls: PlanCache[Call] = PlanCache()
 
 
-def _signature(value: Any) -> Any:
-    """Everything about an operand that validation and choice depend on, except its data."""
-    if isinstance(value, Tensor):
-        return value.shape, value.stride(), value.dtype, value.device
-    if isinstance(value, (list, tuple)):
-        return tuple(_signature(one) for one in value)
-    if isinstance(value, float) and value not in (0.0, 1.0):
-        return "number"  # only "no C" and "no scaling" choose; other alphas and betas share a plan
-    return value
+def _signature(values: Sequence[Any]) -> tuple[Any, ...]:
+    """Everything about operands that validation and choice depend on, except their data."""
+    found: list[Any] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found += (value.shape, value.stride(), value.dtype, value.device)
+        elif isinstance(value, (list, tuple)):
+            found.append(_signature(value))
+        elif isinstance(value, float) and value not in (0.0, 1.0):
+            found.append("number")  # only "no C" and "no scaling" choose; other alphas and betas share a plan
+        else:
+            found.append(value)
+    return tuple(found)
 
 
 def execute(
     operation: Operation, operands: Operands, out: Any, out_dtype: torch.dtype | None, backend: str | None
 ) -> Any:
     """Run, and return what was written."""
-    key = (operation.name, backend, current(), out_dtype, _signature(out), _signature(operands))
+    key = (operation.name, backend, current(), out_dtype, _signature((out, *operands)))
     call = calls.get(key)
     if call is None:
         spec = operation.check(operands, out, out_dtype)
         device = spec.device if isinstance(spec, OutSpec) else spec[0].device
-        problem = operation.describe(operands, spec)
-        call = calls.put(key, Call(choose(problem, device, backend), spec))
+        plan = choose(operation.describe(operands, spec), device, backend)
+        example = allocate(spec) if out is None else out
+        launch = plan.launch if plan.bind is None else plan.bind(example, *operands)
+        strides = example.stride() if isinstance(example, Tensor) else None
+        call = calls.put(key, Call(plan, spec, launch, strides, _reach(example, operands)))
     return _launch(operation, call, operands, out)
+
+
+def _reach(out: Any, operands: Operands) -> tuple[int, ...] | None:
+    values = (out, *operands)
+    if any(isinstance(one, (list, tuple)) for one in values):
+        return None
+    return tuple(reach(one) if isinstance(one, Tensor) else 0 for one in values)
+
+
+def _far_apart(sizes: tuple[int, ...], out: Tensor, operands: Operands) -> bool:
+    """Whether `out` begins after or ends before each operand: then it needs no closer look."""
+    start = out.data_ptr()
+    end = start + sizes[0]
+    for size, one in zip(sizes[1:], operands, strict=True):
+        if size:
+            other = one.data_ptr()
+            if other < end and start < other + size:
+                return False
+    return True
 
 
 def _launch(operation: Operation, call: Call, operands: Operands, out: Any) -> Any:
     if out is None:
-        out = allocate(call.result)
-    else:
+        if call.strides is None:
+            out = allocate(call.result)
+        else:  # a microsecond less than torch.empty
+            spec = call.result
+            out = torch.empty_strided(spec.shape, call.strides, dtype=spec.dtype, device=spec.device)
+    elif call.reach is None or not _far_apart(call.reach, out, operands):
         operation.distinct(operands, out)
-    # Parameters that require gradients are fine operands; torch's kernels with out= would refuse them otherwise.
-    with torch._C._AutoDispatchBelowAutograd():
-        call.plan.launch(out, *operands)
+    if call.plan.uses_torch:
+        # Parameters that require gradients are fine operands; torch's kernels with out= would refuse them otherwise.
+        with torch._C._AutoDispatchBelowAutograd():
+            call.launch(out, *operands)
+    else:
+        call.launch(out, *operands)
     return out
 
 
@@ -132,24 +171,50 @@ def register(
         library.impl(key, real, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{NAMESPACE}::{key}", fake, lib=library)
     space = getattr(torch.ops, NAMESPACE)
-    return Ops(operation.name, outs, getattr(space, name).default, getattr(space, f"{name}_out").default)
+    return Ops(operation, gather, outs, getattr(space, name).default, getattr(space, f"{name}_out").default)
+
+
+_PLAIN = frozenset((Tensor, torch.nn.Parameter))
+
+
+def _nobody_looks(tensors: Operands) -> bool:
+    """Whether a call may go straight to its kernel: no tracing, no mode, no transform, no subclass, no gradients.
+
+    The way through torch's dispatcher costs two microseconds, and with none of these it changes nothing.
+    """
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    ):
+        return False
+    gradients = torch.is_grad_enabled()
+    for one in tensors:
+        if one is not None and (type(one) not in _PLAIN or (gradients and one.requires_grad)):
+            return False
+    return True
 
 
 def call(ops: Ops, arguments: Operands, out: Any, out_dtype: torch.dtype | None, backend: str | None) -> Any:
     """Call a registered operation from its public function. Dynamo traces this, so it stays plain."""
+    name = ops.operation.name
     if backend is not None and not isinstance(backend, str):
-        raise DTypeError(f"{ops.name}: backend is {backend!r}, expected None or a name")
+        raise DTypeError(f"{name}: backend is {backend!r}, expected None or a name")
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
-        raise DTypeError(f"{ops.name}: out_dtype is {out_dtype!r}, expected None or a torch dtype")
+        raise DTypeError(f"{name}: out_dtype is {out_dtype!r}, expected None or a torch dtype")
     if out is None:
+        if _nobody_looks(arguments):
+            return execute(ops.operation, ops.gather(*arguments), None, out_dtype, backend)
         return ops.function(*arguments, out_dtype, backend)
     for one in [out] if ops.outs == "Tensor" else out:
         if not isinstance(one, Tensor):
-            raise DTypeError(f"{ops.name}: out is a {type(one).__name__}, expected a tensor")
+            raise DTypeError(f"{name}: out is a {type(one).__name__}, expected a tensor")
         if out_dtype is not None and one.dtype != out_dtype:
             raise DTypeError(
-                f"{ops.name}: out has dtype {name_of(one.dtype)}, expected {name_of(out_dtype)}, the out_dtype given"
+                f"{name}: out has dtype {name_of(one.dtype)}, expected {name_of(out_dtype)}, the out_dtype given"
             )
+    if _nobody_looks((*arguments, out)):
+        return execute(ops.operation, ops.gather(*arguments), out, None, backend)
     ops.writer(*arguments, out, backend)
     return out
 
@@ -167,4 +232,4 @@ def run_plan(operation: Operation, plan: Plan, operands: Operands, out: Any) -> 
             if given[field] != planned[field]
         )
         raise ShapeError(f"{operation.name}: the operands are not the plan's problem: {differences}")
-    return _launch(operation, Call(plan, spec), operands, out)
+    return _launch(operation, Call(plan, spec, plan.launch), operands, out)

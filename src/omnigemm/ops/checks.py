@@ -205,11 +205,18 @@ def same_memory(x: Tensor, y: Tensor) -> bool:
     return x.data_ptr() == y.data_ptr() and x.shape == y.shape and x.stride() == y.stride() and x.dtype == y.dtype
 
 
+def reach(tensor: Tensor) -> int:
+    """Bytes from the first element to the end of the last."""
+    if tensor.numel() == 0:
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
+
+
 def _span(tensor: Tensor) -> tuple[int, int]:
     """First and past-the-end byte."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     start = tensor.data_ptr()
-    return start, start + (last + 1) * tensor.element_size()
+    return start, start + reach(tensor)
 
 
 def _overlap(x: Tensor, y: Tensor) -> bool:

@@ -65,7 +65,8 @@ def _describe(operands: Operands, spec: OutSpec) -> Problem:
 
 
 def _collect(a: Any, b: Any, a_scale: Any, b_scale: Any, *, bias: Any = None) -> Operands:
-    need_tensor(_OP, a=a, b=b, **({} if bias is None else {"bias": bias}))
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor) and (bias is None or isinstance(bias, Tensor))):
+        need_tensor(_OP, a=a, b=b, **({} if bias is None else {"bias": bias}))
     return a, b, as_scale(_OP, "a_scale", a_scale, a), as_scale(_OP, "b_scale", b_scale, a), bias
 
 

@@ -296,7 +296,7 @@ def _call_rows(ops: tuple[Any, Any], operands: Operands, out: Any, out_dtype: An
     if isinstance(b, Int4Parts):
         if a_scale is not None or b_scale is not None:
             raise ShapeError(
-                f"{ops[0].name}: a_scale and b_scale are given, expected None because b has its own scales"
+                f"{ops[0].operation.name}: a_scale and b_scale are given, expected None because b has its own scales"
             )
         packed: Tensor = call(ops[1], (a, *b, index), out, out_dtype, backend)
         return packed

@@ -15,8 +15,8 @@ SHIM = """
 #include "common/scheduler.cuh"
 extern "C" void tile(int index, int tiles_m, int tiles_n, int band, int* m, int* n) {
     const Tile one = dense_tile(index, tiles_m, tiles_n, band);
-    *m = one.m;
-    *n = one.n;
+    *m = one.row;
+    *n = one.col;
 }
 """
 

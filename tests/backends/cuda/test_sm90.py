@@ -1,66 +1,298 @@
-"""The Hopper kernels compile for sm_90a on a machine without a GPU, without spills and without serialised products."""
+"""The Hopper kernels: which configs are legal, and that they compile without spills or serialised products.
+
+No GPU is needed: NVRTC compiles for sm_90a on any machine.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from typing import Any
 
 import pytest
 
-from omnigemm.backends.cuda import sm90
-from omnigemm.backends.cuda.jit import KernelSpec, available, compile_cubin
+from omnigemm.backends.cuda import choice, fp8, sm90
+from omnigemm.backends.cuda.gpu import KNOWN
+from omnigemm.backends.cuda.jit import Result, available, cache, warm
+from omnigemm.backends.cuda.sm90 import Config, Variant
 
-CONFIGS = tuple(sm90.configs())
-needs_nvrtc = pytest.mark.skipif(not available(), reason=available().reason)
-
-
-def spec(config: sm90.Config, n: int = 4096, k: int = 7168, a: str = "e4m3", b: str = "e4m3") -> KernelSpec:
-    return KernelSpec(sm90.KERNEL, sm90.source(config, n, k, a, b), "sm_90a", sm90.OPTIONS)
-
-
-def test_enumerated_configs_are_legal_and_deep() -> None:
-    assert {config.block_n for config in CONFIGS} == {128, 192}
-    for config in CONFIGS:
-        assert config.fault() is None
-        assert "shared memory" in str(dataclasses.replace(config, stages=config.stages + 1).fault())
+BLOCK, ROWS, TOKEN, TENSOR = ("1x128", "128x128"), ("1x128", "1x128"), ("token", "channel"), ("tensor", "tensor")
+MIXED = ("tensor", "channel"), ("token", "tensor")
+BY_ROWS, SWAPPED = Config(False, 2, 1, 128, 4), Config(True, 1, 1, 8, 8)
+TABLE = [(at, row) for at, rows in choice.table(KNOWN["h200"]).items() for row in rows]
 
 
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [
-        ({"block_m": 64}, "block_m is 64"),
-        ({"block_n": 160}, "block_n is 160"),
-        ({"stages": 1}, "stages is 1"),
-        ({"band": 0}, "band is 0"),
-        ({"stages": 9}, "shared memory is"),
-    ],
-)
-def test_illegal_configs_say_why(change: dict[str, int], word: str) -> None:
-    config = dataclasses.replace(sm90.Config(), **change)
-    assert word in str(config.fault())
-    with pytest.raises(ValueError, match=word):
-        sm90.source(config, 128, 128)
+def variant(kinds: tuple[str, str] = BLOCK, out: str = "bf16", **changes: Any) -> Variant:
+    plain = Variant(4096, 7168, "e4m3", "e4m3", *kinds, out, out_by_tma=out != "fp32")
+    return dataclasses.replace(plain, **changes)
 
 
-def test_grid_is_persistent() -> None:
-    assert sm90.Config().grid(4096, 4096, 132) == 132
-    assert sm90.Config().grid(1, 192, 132) == 1
-    assert sm90.Config().grid(129, 193, 132) == 4
+# ------------------------------------------------------------------------------------------------ what is legal
+
+FAULTS = {
+    "3 math groups and 1 blocks on a multiprocessor, expected 1 group": Config(False, 3, 1, 128, 4),
+    # The registers that math warps take from loaders are there once only: two such blocks would wait forever.
+    "2 math groups and 2 blocks on a multiprocessor": Config(False, 2, 1, 32, 4, blocks_per_sm=2),
+    "1 math groups and 5 blocks on a multiprocessor": Config(True, 1, 1, 8, 2, blocks_per_sm=5),
+    "1 math groups and 0 blocks on a multiprocessor": Config(True, 1, 1, 8, 8, blocks_per_sm=0),
+    "swapped with 2 waves": Config(True, 1, 2, 8, 8),
+    "waves is 3": Config(False, 1, 3, 16, 4),
+    "cols is 24, expected a multiple of 16": Config(False, 1, 1, 24, 4),
+    "cols is 12, expected a multiple of 8": Config(True, 1, 1, 12, 8),
+    "cols is 272": Config(False, 1, 1, 272, 4),
+    "cols is 0": Config(True, 1, 1, 0, 8),
+    "depth is 3": Config(True, 1, 1, 8, 8, depth=3),
+    "depth is 2, expected 1, or 2 or 4 with one wave": Config(False, 1, 2, 64, 4, depth=2),
+    "stages is 3, expected at least the depth 4": Config(True, 1, 1, 8, 3, depth=4),
+    "shares are 2 and 2": Config(False, 2, 1, 128, 4, left_share=2, right_share=2),
+    "shares are 1 and 3": Config(False, 2, 1, 96, 4, right_share=3),
+    "a share of 128x48 is not whole groups": Config(False, 2, 1, 48, 4, right_share=4),
+    "a share of 64x8 is not whole groups": Config(True, 1, 1, 8, 8, right_share=2),
+    "split is 2, expected 1 unless swapped": Config(False, 2, 1, 128, 4, split=2),
+    "the cluster has 16 blocks": Config(True, 1, 1, 32, 8, right_share=4, split=4),
+    "the cluster has 9 blocks": Config(True, 1, 1, 8, 8, split=9),
+    "stages is 1, expected at least 2": Config(False, 2, 1, 128, 1),
+    "band is 0": Config(False, 2, 1, 128, 4, band=0),
+    "2 stages hold less than the sums of 200 columns": Config(True, 2, 1, 200, 2),
+}
 
 
-@needs_nvrtc
-@pytest.mark.parametrize("config", CONFIGS, ids=str)
-@pytest.mark.parametrize("types", [("e4m3", "e4m3"), ("e5m2", "e4m3")], ids="-".join)
-def test_compiles_clean(config: sm90.Config, types: tuple[str, str]) -> None:
-    compiled = compile_cubin(spec(config, 2112, 7168, *types))
-    assert "serialized" not in compiled.log, compiled.log
+@pytest.mark.parametrize("words", FAULTS)
+def test_illegal_configs_say_why(words: str) -> None:
+    assert words in str(FAULTS[words].fault())
+    assert words in str(variant().fault(FAULTS[words]))
+    with pytest.raises(ValueError, match=f"^sm90 config: .*{words}"):
+        sm90.source(FAULTS[words], variant())
+
+
+LIMITS: list[tuple[str, Config, Variant, Variant]] = [
+    (
+        "a tile of 208 columns can meet three blocks of scales, expected at most two",
+        Config(False, 1, 1, 208, 3),
+        variant(),
+        variant(TENSOR),
+    ),
+    # A scale for each column takes registers too.
+    (
+        "224 registers for sums, products and scales, expected at most 196",
+        Config(False, 2, 2, 128, 3),
+        variant(ROWS),
+        variant(),
+    ),
+    (
+        "242 registers for sums, products and scales, expected at most 224",
+        Config(True, 1, 1, 88, 8, depth=4),
+        variant(),
+        variant(TENSOR),
+    ),
+    (
+        "90 registers for sums, products and scales, expected at most 80",
+        Config(True, 1, 1, 72, 3, depth=1, blocks_per_sm=3),
+        variant(),
+        variant(TENSOR),
+    ),
+    # The results that wait for the copy engine take room too.
+    (
+        "shared memory is 232592 bytes, expected at most 232448",
+        Config(False, 2, 1, 128, 6),
+        variant(),
+        variant(out="fp32"),
+    ),
+    # Each fits by itself, but the chip must hold both, and 1 KB more for each.
+    (
+        "2 blocks of 116592 bytes, expected at most 233472 together",
+        Config(True, 1, 1, 64, 7, blocks_per_sm=2),
+        variant(),
+        variant(TENSOR),
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "config", "refused", "fits"), LIMITS, ids=[limit[0] for limit in LIMITS])
+def test_configs_that_some_variants_cannot_have(words: str, config: Config, refused: Variant, fits: Variant) -> None:
+    assert config.fault() is None
+    assert refused.fault(config) == words
+    with pytest.raises(ValueError, match=f"^sm90 config: {words}$"):
+        sm90.source(config, refused)
+    assert fits.fault(config) is None
+    assert sm90.source(config, fits)
+
+
+@pytest.mark.parametrize("cols", [16 * i for i in range(1, 14)])
+def test_a_tile_meets_two_blocks_of_scales_or_is_refused(cols: int) -> None:
+    """The rule is arithmetic; here it is counted, tile by tile."""
+    most = max((start + cols - 1) // 128 - start // 128 + 1 for start in range(0, 128 * cols, cols))
+    fault = variant().fault(Config(False, 1, 1, cols, 2))
+    assert ("three blocks" in str(fault)) == (most > 2)
+
+
+def test_grid() -> None:
+    # Persistent blocks: as many as tiles, but no more than run at a time.
+    assert BY_ROWS.grid(4096, 4096, 132) == 132
+    assert BY_ROWS.grid(1, 128, 132) == 1
+    assert BY_ROWS.grid(129, 129, 132) == 4
+    # Whole clusters, also where the number of multiprocessors is odd.
+    pair = dataclasses.replace(BY_ROWS, right_share=2)
+    assert [pair.grid(m, 128, 131) for m in (1, 256, 257, 99999)] == [2, 2, 4, 130]
+    wide = dataclasses.replace(BY_ROWS, left_share=2)
+    assert [wide.grid(128, n, 131) for n in (1, 256, 257, 99999)] == [2, 2, 4, 130]
+    # Swapped, a block has one tile, or a part of K of one.
+    assert SWAPPED.grid(8, 32768, 132) == 512
+    assert dataclasses.replace(SWAPPED, split=3).grid(9, 65, 132) == 2 * 2 * 3
+    shared = Config(True, 1, 1, 32, 8, right_share=4, split=2)
+    assert [shared.grid(32, n, 132) for n in (1, 256, 257)] == [8, 8, 16]
+
+
+def test_names_tell_kernels_apart() -> None:
+    assert sm90.name(dataclasses.replace(SWAPPED, split=3), variant()) == "omnigemm_sm90_fp8_block_swap_split3_8x64"
+    assert sm90.name(BY_ROWS, variant()) == "omnigemm_sm90_fp8_block_rows_128x128"
+    names = {sm90.name(BY_ROWS, variant(kinds)) for kinds in (BLOCK, ROWS, TOKEN, TENSOR, *MIXED)}
+    assert len(names) == 6
+    assert all(name.isidentifier() for name in names)
+
+
+CONFIG_CHANGES: dict[str, Any] = {
+    "swap": True,
+    "math_groups": 2,
+    "waves": 2,
+    "cols": 64,
+    "stages": 3,
+    "left_share": 2,
+    "right_share": 2,
+    "split": 2,
+    "depth": 2,
+    "band": 4,
+    "out_buffers": 2,
+    "blocks_per_sm": 2,
+}
+VARIANT_CHANGES: dict[str, Any] = {
+    "n": 4104,
+    "k": 7040,
+    "a_dtype": "e5m2",
+    "b_dtype": "e5m2",
+    "a_scale": "token",
+    "b_scale": "channel",
+    "out_dtype": "fp16",
+    "bias": True,
+    "out_by_tma": False,
+}
+
+
+def test_whatever_differs_makes_another_source() -> None:
+    """Compiled kernels are found by their source, so two that differ must never share one."""
+
+    def body(config: Config, what: Variant) -> str:
+        text = sm90.source(config, what)
+        named = f"#define KERNEL {sm90.name(config, what)}\n"
+        assert named in text
+        return text.replace(named, "")  # the name is for people and does not make kernels differ
+
+    base = Config(False, 1, 1, 32, 4)
+    assert set(CONFIG_CHANGES) == {field.name for field in dataclasses.fields(Config)}
+    assert set(VARIANT_CHANGES) == {field.name for field in dataclasses.fields(Variant)}
+    for field, value in CONFIG_CHANGES.items():
+        start = dataclasses.replace(base, swap=field == "split")
+        assert body(dataclasses.replace(start, **{field: value}), variant()) != body(start, variant()), field
+    plain = variant(TENSOR)
+    for field, value in VARIANT_CHANGES.items():
+        assert body(base, dataclasses.replace(plain, **{field: value})) != body(base, plain), field
+
+
+# ------------------------------------------------------------------------------------------------ the measured table
+
+
+def test_table_is_legal_for_its_weights() -> None:
+    assert len(TABLE) > 30
+    for (n, k), row in TABLE:
+        config = Config(**row["config"])
+        assert variant(n=n, k=k).fault(config) is None, row
+        assert row["us"] > 0
+        assert config.grid(row["m_from"], n, 132) > 0
+
+
+def test_table_has_one_entry_for_a_number_of_rows() -> None:
+    for weight, rows in choice.table(KNOWN["h200"]).items():
+        spans = sorted((row["m_from"], row["m_to"]) for row in rows)
+        assert all(first <= last for first, last in spans), weight
+        assert all(one[1] < other[0] for one, other in itertools.pairwise(spans)), weight
+
+
+# ------------------------------------------------------------------------------------------------ what compiles
+
+ODD: dict[str, Any] = {"n": 4097, "out_by_tma": False}  # rows of results begin anywhere
+SWAPS = [
+    (Config(True, 1, 1, 8, 8), variant()),
+    (Config(True, 1, 1, 8, 7, split=8, depth=4, blocks_per_sm=3), variant(out="fp32", bias=True)),
+    (Config(True, 1, 1, 16, 8, split=3, depth=2), variant(ROWS, a_dtype="e5m2", k=1000)),
+    (Config(True, 1, 1, 32, 8, right_share=2, split=3, depth=4), variant(TOKEN, "fp16", bias=True, **ODD)),
+    (Config(True, 1, 1, 64, 12, right_share=4, depth=4), variant(TENSOR, b_dtype="e5m2", k=192)),
+    (Config(True, 1, 1, 64, 6, depth=2, blocks_per_sm=2), variant(ROWS, bias=True, **ODD)),
+    (Config(True, 1, 1, 128, 8, depth=2), variant(MIXED[0], bias=True)),
+    (Config(True, 2, 1, 64, 8, left_share=2, split=3, depth=4), variant(out="fp16", k=7000, **ODD)),
+    (Config(True, 2, 1, 128, 6, right_share=4), variant(ROWS, "fp32")),
+    (Config(True, 2, 1, 16, 8, left_share=4, depth=4), variant(MIXED[1], "fp32", a_dtype="e5m2", b_dtype="e5m2")),
+]
+BY_ROW = [
+    (Config(False, 1, 1, 64, 8), variant()),
+    (Config(False, 1, 1, 192, 5), variant(bias=True, **ODD)),
+    (Config(False, 1, 1, 48, 8), variant(ROWS, "fp16", b_dtype="e5m2", k=1000)),
+    (Config(False, 1, 1, 80, 8), variant(TENSOR, "fp32", k=1)),
+    (Config(False, 2, 1, 144, 5), variant(bias=True, k=200)),
+    (Config(False, 2, 1, 192, 4, right_share=2, band=16), variant(a_dtype="e5m2")),
+    (Config(False, 2, 1, 128, 4, right_share=4), variant(ROWS, bias=True)),
+    (Config(False, 2, 1, 160, 4), variant(TOKEN, "fp16", bias=True)),
+    (Config(False, 2, 1, 192, 4, right_share=2), variant(MIXED[1], **ODD)),
+    (Config(False, 1, 2, 64, 6, left_share=4), variant(TOKEN, "fp32", bias=True)),
+    (Config(False, 2, 2, 128, 3, out_buffers=2), variant(MIXED[0], "fp16")),
+    (Config(False, 2, 2, 128, 3, left_share=2, out_buffers=2), variant(bias=True)),
+    (Config(False, 2, 2, 128, 4, left_share=2), variant(out="fp32", k=1100)),
+]
+MEASURED = [(Config(**row["config"]), variant(n=n, k=k)) for (n, k), row in (TABLE[i] for i in (0, 13, 22, 30))]
+COMPILED = [*SWAPS, *BY_ROW, *MEASURED]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[Result]:
+    """All of them, compiled side by side, and never taken from an earlier run."""
+    if not available():
+        pytest.skip(available().reason)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMNIGEMM_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        cache.forget()
+        return warm([fp8.spec(config, what) for config, what in COMPILED])
+
+
+def _label(i: int) -> str:
+    config, what = COMPILED[i]
+    return f"{i}-{sm90.name(config, what).removeprefix('omnigemm_sm90_fp8_')}-{what.out_dtype}"
+
+
+@pytest.mark.parametrize("i", range(len(COMPILED)), ids=_label)
+def test_compiles_clean(results: list[Result], i: int) -> None:
+    assert results[i].ok, results[i].error
+    compiled = results[i].compiled
+    assert compiled is not None
+    assert compiled.cubin[:4] == b"\x7fELF"
+    # ptxas says so where it runs the products of wgmma one by one: right, but several times slower.
+    for word in ("C7508", "C7514", "serialized"):
+        assert word not in compiled.log, compiled.log
     if compiled.resources is None:
         pytest.skip("this NVRTC does not tell what ptxas says; tests/gpu asks the driver for spills")
-    assert compiled.resources.spill_bytes == 0
-    # Three warpgroups of 128 share 65536 registers; setmaxnreg moves them from there.
-    assert compiled.resources.registers <= 168
+    assert compiled.resources.spill_bytes == 0, compiled.log
 
 
-@needs_nvrtc
-def test_shapes_are_part_of_the_key() -> None:
-    keys = {spec(sm90.Config(), n, k).key for n, k in ((4096, 7168), (4096, 512), (512, 7168))}
-    assert len(keys) == 3
+def test_the_compiled_ones_cover_every_choice() -> None:
+    """Whoever shortens the lists above sees what is no longer compiled."""
+    for swap in (False, True):
+        some = [(config, what) for config, what in COMPILED if config.swap == swap]
+        configs, whats = [config for config, _ in some], [what for _, what in some]
+        assert {config.math_groups for config in configs} == {1, 2}
+        assert {config.left_share for config in configs} == {1, 2, 4} == {config.right_share for config in configs}
+        assert {(what.a_scale, what.b_scale) for what in whats} == {BLOCK, ROWS, TOKEN, TENSOR, *MIXED}
+        assert {what.out_dtype for what in whats} == {"bf16", "fp16", "fp32"}
+        assert {what.bias for what in whats} == {what.out_by_tma for what in whats} == {False, True}
+        assert {what.a_dtype for what in whats} == {what.b_dtype for what in whats} == {"e4m3", "e5m2"}
+        assert {what.k % 128 == 0 for what in whats} == {what.n % 2 for what in whats} == {False, True}
+    assert {config.waves for config, _ in BY_ROW} == {1, 2}
+    assert {config.split for config, _ in SWAPS} == {1, 3, 8}
+    assert {config.depth for config, _ in SWAPS} == {1, 2, 4}

@@ -22,7 +22,7 @@ class CpuBackend:
     def available(self) -> Support:
         return Support(True, "always there")
 
-    def kernels(self, problem: Problem) -> Sequence[CpuKernel]:
+    def kernels(self, problem: Problem, device: torch.device) -> Sequence[CpuKernel]:
         dense: dict[str, tuple[CpuKernel, ...]] = {
             "gemm": GEMM_KERNELS,
             "int8_gemm": INT8_KERNELS,
@@ -36,5 +36,5 @@ class CpuBackend:
             return Support(False, f"the tensors are on {device}; this backend computes on cpu tensors")
         if problem.a_dtype not in OPERANDS[problem.op]:
             return Support(False, f"{problem.op} takes {', '.join(OPERANDS[problem.op])}, not {problem.a_dtype}")
-        answers = [kernel.supports(problem, device) for kernel in self.kernels(problem)]
+        answers = [kernel.supports(problem, device) for kernel in self.kernels(problem, device)]
         return next((answer for answer in answers if answer), Support(False, "; ".join(a.reason for a in answers)))

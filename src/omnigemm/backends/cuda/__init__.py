@@ -1,1 +1,80 @@
-"""What NVIDIA GPUs will need. No backend is registered here yet: nothing claims support."""
+"""The backend of our own kernels, compiled on first use for the GPU that is there."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+
+from ...core.dispatch import Candidate, Explanation, Kernel, Support
+from ...core.problem import Problem
+from . import fp8, gpu, jit
+from .gpu import Gpu
+
+SIZE_LIMIT = 2**31 - 1  # coordinates of the copy engine
+
+
+class CudaBackend:
+    name = "cuda"
+
+    def available(self) -> Support:
+        if not torch.cuda.is_available():
+            built = torch.version.cuda
+            return Support(
+                False, "this torch is built without CUDA" if built is None else "torch finds no usable NVIDIA GPU"
+            )
+        answer = jit.available()
+        if not answer:
+            return answer
+        names = ", ".join(str(gpu.of(i)) for i in range(torch.cuda.device_count()))
+        return Support(True, f"{names}; {answer.reason}")
+
+    def supports(self, problem: Problem, device: torch.device) -> Support:
+        if device.type != "cuda":
+            return Support(False, f"the tensors are on {device}; this backend computes on cuda tensors")
+        count = torch.cuda.device_count()
+        if device.index is not None and device.index >= count:
+            return Support(False, f"there is no {device}: torch finds {count} GPUs")
+        return self.supports_on(problem, gpu.of(_index(device)))
+
+    def supports_on(self, problem: Problem, which: Gpu) -> Support:
+        """The same for a GPU that need not be here."""
+        if problem.op != "fp8_gemm":
+            return Support(False, "this backend has kernels for fp8_gemm so far")
+        if which.capability != (9, 0):
+            major, minor = which.capability
+            return Support(False, f"{which.name} is sm_{major}{minor}; the kernels here so far are for sm_90 (Hopper)")
+        for name in ("m", "n", "k"):
+            if getattr(problem, name) > SIZE_LIMIT:
+                return Support(False, f"{name} is {getattr(problem, name)}, expected at most {SIZE_LIMIT}")
+        return Support(True, f"wgmma kernels for {which}")
+
+    def kernels(self, problem: Problem, device: torch.device) -> Sequence[Kernel]:
+        return fp8.kernels(problem, gpu.of(_index(device)))
+
+    def specs(self, problem: Problem, which: Gpu) -> tuple[jit.KernelSpec, ...]:
+        """The kernels that the problem needs on such a GPU, for compiling ahead."""
+        return fp8.specs(problem, which) if self.supports_on(problem, which) else ()
+
+
+def explain_on(problem: Problem, which: Gpu) -> Explanation:
+    """What this backend would run on a GPU that need not be here, and the runners-up."""
+    device = torch.device("cuda")
+    answer = CudaBackend().supports_on(problem, which)
+    if not answer:
+        return Explanation(problem, device, (Candidate("cuda", "*", False, answer.reason),))
+    found = []
+    for kernel in fp8.kernels(problem, which):
+        answer = kernel.supports(problem, device)
+        cost = kernel.cost(problem, device) if answer else None
+        found.append(Candidate("cuda", kernel.name, answer.ok, answer.reason, cost))
+    usable = [i for i, one in enumerate(found) if one.ok]
+    if usable:
+        best = min(usable, key=lambda i: found[i].cost or 0.0)
+        found[best] = dataclasses.replace(found[best], chosen=True)
+    return Explanation(problem, device, tuple(found))
+
+
+def _index(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index

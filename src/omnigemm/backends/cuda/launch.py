@@ -1,59 +1,139 @@
-"""Tensor maps and launches through the driver, with nothing between us and it that costs time."""
+"""Launches through the driver with everything prepared: a warm one only fills in addresses."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import dataclasses
+import struct
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch
 
 from .driver import bindings, checked
 
+# The stream that torch uses now; private in torch, but the public way costs as much as a launch.
+raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
 
-def tensor_map(address: int, element: str, shape: tuple[int, int], pitch_bytes: int, box: tuple[int, int]) -> Any:
-    """A row-major matrix as the copy engine sees it; `shape` and `box` are (columns, rows), 128-byte swizzle.
+_SWIZZLES = {32: "CU_TENSOR_MAP_SWIZZLE_32B", 64: "CU_TENSOR_MAP_SWIZZLE_64B", 128: "CU_TENSOR_MAP_SWIZZLE_128B"}
+_ELEMENTS = {
+    1: "CU_TENSOR_MAP_DATA_TYPE_UINT8",
+    2: "CU_TENSOR_MAP_DATA_TYPE_UINT16",
+}
 
-    What lies outside the matrix is read as zero and not written.
+
+@dataclasses.dataclass(frozen=True)
+class Matrix:
+    """A row-major matrix as the copy engine sees it; what lies outside it is read as zero and not written.
+
+    `box` (columns, rows) is what one copy moves; its rows are swizzled over their whole length in shared memory.
     """
-    driver = bindings()
-    kinds = driver.CUtensorMapDataType
-    kind = {
-        "byte": kinds.CU_TENSOR_MAP_DATA_TYPE_UINT8,
-        "bf16": kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-    }[element]
-    answer = driver.cuTensorMapEncodeTiled(
-        kind,
-        2,
-        address,
-        [driver.cuuint64_t(size) for size in shape],
-        [driver.cuuint64_t(pitch_bytes)],
-        [driver.cuuint32_t(size) for size in box],
-        [driver.cuuint32_t(1)] * 2,
-        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
-        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-    )
-    return checked(answer, f"encoding a tensor map of {shape} with boxes of {box}")
+
+    columns: int
+    rows: int
+    element_bytes: int
+    pitch_bytes: int
+    box: tuple[int, int]
+
+    def encode(self, address: int) -> Any:
+        driver = bindings()
+        answer = driver.cuTensorMapEncodeTiled(
+            getattr(driver.CUtensorMapDataType, _ELEMENTS[self.element_bytes]),
+            2,
+            address,
+            [driver.cuuint64_t(self.columns), driver.cuuint64_t(self.rows)],
+            [driver.cuuint64_t(self.pitch_bytes)],
+            [driver.cuuint32_t(size) for size in self.box],
+            [driver.cuuint32_t(1)] * 2,
+            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            getattr(driver.CUtensorMapSwizzle, _SWIZZLES[self.box[0] * self.element_bytes]),
+            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+        return checked(answer, f"encoding a tensor map of {self}")
 
 
-def launch(kernel: Any, *, grid: int, threads: int, shared_bytes: int, stream: int, arguments: Sequence[Any]) -> None:
-    """Launch with programmatic dependent launch: the kernel may be set up while the one before it still runs.
+class _Slot:
+    """The memory of one launch in flight on the host: the driver copies it before it returns."""
 
-    Arguments are tensor maps, addresses (a Python int) and 32-bit numbers (ctypes.c_int).
-    """
-    driver = bindings()
-    config = driver.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
-    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
-    config.sharedMemBytes, config.hStream = shared_bytes, stream
-    overlap = driver.CUlaunchAttribute()
-    overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-    overlap.value.programmaticStreamSerializationAllowed = 1
-    config.attrs, config.numAttrs = [overlap], 1
-    values = tuple(one.value if isinstance(one, ctypes.c_int) else one for one in arguments)
-    kinds = tuple(
-        ctypes.c_int if isinstance(one, ctypes.c_int) else (ctypes.c_void_p if isinstance(one, int) else None)
-        for one in arguments
-    )
-    function = driver.CUfunction(int(kernel))  # a CUkernel serves as one in the current context
-    checked(driver.cuLaunchKernelEx(config, function, (values, kinds), 0), "launching a kernel")
+    def __init__(self, launcher: Launcher) -> None:
+        self.maps: list[Any] = [None] * len(launcher.matrices)
+        self.addresses: tuple[int, ...] = (0,) * len(launcher.matrices)
+        self.values = ctypes.create_string_buffer(launcher.values.size)
+        self.unread = ctypes.create_string_buffer(128)  # a map that the kernel has no use for
+        self.parameters = (ctypes.c_void_p * (len(self.maps) + 1))(*[ctypes.addressof(self.unread)] * len(self.maps))
+        self.parameters[len(self.maps)] = ctypes.addressof(self.values)
+        self.at = ctypes.addressof(self.parameters)
+        self.configs: dict[int, Any] = {}  # by stream
+
+
+class Launcher:
+    """A kernel with its launch shape, its matrices (None: a parameter that the kernel does not read) and the format
+    of its plain arguments, which come last, as one structure."""
+
+    def __init__(
+        self,
+        kernel: Any,
+        *,
+        grid: int,
+        threads: int,
+        shared_bytes: int,
+        cluster: int,
+        matrices: Sequence[Matrix | None],
+        values: str,
+    ) -> None:
+        self._driver = bindings()
+        self._kernel = kernel  # kept alive
+        self._function = self._driver.CUfunction(int(kernel.handle))  # a CUkernel serves as one in any context
+        self._shape = grid, threads, shared_bytes, cluster
+        self.matrices = tuple(matrices)
+        self.values = struct.Struct(values)
+        self._free: list[_Slot] = []
+
+    def _config(self, stream: int) -> Any:
+        driver = self._driver
+        grid, threads, shared_bytes, cluster = self._shape
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+        config.sharedMemBytes, config.hStream = shared_bytes, stream
+        # The kernel may be set up while the one before it still runs.
+        overlap = driver.CUlaunchAttribute()
+        overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        overlap.value.programmaticStreamSerializationAllowed = 1
+        attributes = [overlap]
+        if cluster > 1:
+            together = driver.CUlaunchAttribute()
+            together.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            together.value.clusterDim.x, together.value.clusterDim.y, together.value.clusterDim.z = cluster, 1, 1
+            attributes.append(together)
+        config.attrs, config.numAttrs = attributes, len(attributes)
+        return config
+
+    def __call__(self, stream: int, addresses: tuple[int, ...], *values: int) -> None:
+        """Launch on a stream, with an address for each matrix and the plain arguments."""
+        # Taken and given back without a lock: no two threads ever have the same one.
+        slot = self._free.pop() if self._free else _Slot(self)
+        if addresses != slot.addresses:
+            for i, address in enumerate(addresses):
+                if address != slot.addresses[i]:
+                    self._point(slot, i, address)
+            slot.addresses = addresses
+        self.values.pack_into(slot.values, 0, *values)
+        config = slot.configs.get(stream)
+        if config is None:
+            config = slot.configs[stream] = self._config(stream)
+        answer = self._driver.cuLaunchKernelEx(config, self._function, slot.at, 0)
+        self._free.append(slot)
+        if answer[0]:
+            checked(answer, "launching a kernel")
+
+    def _point(self, slot: _Slot, i: int, address: int) -> None:
+        matrix = self.matrices[i]
+        if matrix is None:
+            return
+        if slot.maps[i] is None:
+            slot.maps[i] = matrix.encode(address)
+            slot.parameters[i] = int(slot.maps[i].getPtr())
+        else:
+            checked(self._driver.cuTensorMapReplaceAddress(slot.maps[i], address), "pointing a tensor map elsewhere")

@@ -6,70 +6,185 @@ Pure functions of sizes: nothing here needs a GPU, so kernels are generated, com
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
 BLOCK_K = 128  # bytes of K in a stage: one swizzled row of shared memory, and one block of scales
-STORE_COLUMNS, STORE_ROWS = 64, 64  # what one store of the epilogue writes
 SHARED_BYTES = 227 * 1024  # what a block may have on sm_90
-KERNEL = "omnigemm_sm90_fp8_block"
+SHARED_PER_SM = (
+    228 * 1024
+)  # what the blocks of a multiprocessor have together, 1 KB for each block's own needs included
+CLUSTER_LIMIT = 8  # that every sm_90 can launch
+ARCH = "sm_90a"
 OPTIONS = ("--std=c++17",)
+_SCALES = {"none": 0, "tensor": 0, "token": 0, "channel": 0, "1x128": 1, "128x128": 2}
+# For sums, products and scales of a math warp, by math groups and blocks on a multiprocessor: what is left of its own.
+_REGISTERS = {(1, 1): 224, (1, 2): 136, (1, 3): 80, (1, 4): 64, (2, 1): 196}
+TYPES = {"bf16": 0, "fp16": 1, "fp32": 2}  # as epilogue.cuh numbers them
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What changes speed only."""
+    """What changes speed only. A tile is `rows` of the left operand by `cols` of the right one (see gemm.cuh)."""
 
-    block_m: int = 128
-    block_n: int = 192
-    stages: int = 4
-    band: int = 16  # column tiles that are worked on together, for L2
+    swap: bool  # B on the left: for few rows
+    math_groups: int  # warpgroups that multiply
+    waves: int  # times 64 rows for each of them
+    cols: int
+    stages: int
+    left_share: int = 1  # blocks of a cluster that share a tile of the left operand,
+    right_share: int = 1  # or of the right one
+    split: int = 1  # blocks of a cluster that share a tile, each with a part of K
+    depth: int = 1  # blocks of K that are multiplied together before their sums are scaled and added
+    band: int = 8  # column tiles that are worked on together, for L2
+    out_buffers: int = 1  # waves of results that may wait for the copy engine
+    blocks_per_sm: int = 1
+
+    @property
+    def rows(self) -> int:
+        return 64 * self.waves * self.math_groups
 
     @property
     def threads(self) -> int:
-        return 128 * (self.block_m // 64 + 1)
+        return 128 * self.math_groups + (128 if self.math_groups == 2 else 64)
 
     @property
-    def shared_bytes(self) -> int:
-        """The output tile, the stages, and two barriers for each stage."""
-        out = self.block_m * self.block_n * 2
-        return out + self.stages * ((self.block_m + self.block_n) * BLOCK_K + 16)
+    def share(self) -> int:
+        return self.left_share * self.right_share
+
+    @property
+    def cluster(self) -> int:
+        return self.share * self.split
+
+    @property
+    def tile_m(self) -> int:
+        return self.cols if self.swap else self.rows
+
+    @property
+    def tile_n(self) -> int:
+        return self.rows if self.swap else self.cols
+
+    @property
+    def slab(self) -> int:
+        """Columns that one store of the TMA epilogue writes."""
+        return next(width for width in (64, 32, 16) if self.cols % width == 0)
+
+    def shared_bytes(self, left_scale: int, right_scale: int, out_by_tma: bool) -> int:
+        """Results on their way out, the stages, the scales that come with them, and two barriers for each stage."""
+        out = self.math_groups * self.out_buffers * 64 * self.cols * 2 if out_by_tma else 0
+        scales = (0, self.rows, 0)[left_scale] + (0, self.cols, 2 if 128 % self.cols else 1)[right_scale]
+        stage = (self.rows + self.cols) * BLOCK_K + -(-scales // 2) * 8 + 16
+        return -(-out // 1024) * 1024 + self.stages * stage
+
+    def grid(self, m: int, n: int, multiprocessors: int) -> int:
+        """Blocks: one for each tile when operands are swapped; else persistent ones, as many as run at a time."""
+        across = self.tile_n * (self.right_share if self.swap else self.left_share)
+        down = self.tile_m * (self.left_share if self.swap else self.right_share)
+        packs = -(-m // down) * -(-n // across)
+        if self.swap:
+            return packs * self.cluster
+        return min(packs, multiprocessors // self.cluster) * self.cluster
 
     def fault(self) -> str | None:
         """The constraint that this config breaks, in words, or None."""
-        if self.block_m != 128:
-            return f"block_m is {self.block_m}, expected 128: two math warpgroups of 64 rows"
-        if self.block_n not in (128, 192):
-            return f"block_n is {self.block_n}, expected 128 or 192: tiles that meet at most two scales of B"
+        if (self.math_groups, self.blocks_per_sm) not in _REGISTERS:
+            many = f"{self.math_groups} math groups and {self.blocks_per_sm} blocks on a multiprocessor"
+            return f"{many}, expected 1 group and up to 4 blocks, or 2 groups and 1 block"
+        if self.swap and self.waves != 1:
+            return f"swapped with {self.waves} waves, expected 1"
+        if self.waves not in (1, 2):
+            return f"waves is {self.waves}, expected 1 or 2"
+        if not 8 <= self.cols <= 256 or self.cols % (8 if self.swap else 16):
+            return f"cols is {self.cols}, expected a multiple of {8 if self.swap else 16} up to 256"
+        if self.depth not in (1, 2, 4) or (self.depth > 1 and self.waves > 1):
+            return f"depth is {self.depth}, expected 1, or 2 or 4 with one wave"
+        if self.stages < self.depth:
+            return f"stages is {self.stages}, expected at least the depth {self.depth}"
+        if min(self.left_share, self.right_share) != 1 or self.share not in (1, 2, 4, 8):
+            return (
+                f"shares are {self.left_share} and {self.right_share}, expected one of them 1, the other 1, 2, 4 or 8"
+            )
+        if self.rows // self.left_share % 8 or self.cols // self.right_share % 8 or self.cols % self.right_share:
+            return f"a share of {self.rows}x{self.cols} is not whole groups of 8 rows"
+        if self.split > 1 and not self.swap:
+            return f"split is {self.split}, expected 1 unless swapped"
+        if self.cluster > CLUSTER_LIMIT:
+            return f"the cluster has {self.cluster} blocks, expected at most {CLUSTER_LIMIT}"
         if self.stages < 2:
             return f"stages is {self.stages}, expected at least 2"
         if self.band < 1:
             return f"band is {self.band}, expected at least 1"
-        if self.shared_bytes > SHARED_BYTES:
-            return f"shared memory is {self.shared_bytes} bytes, expected at most {SHARED_BYTES}"
+        if self.swap and self.cols * (self.rows + 4) * 4 > self.stages * (self.rows + self.cols) * BLOCK_K:
+            return f"{self.stages} stages hold less than the sums of {self.cols} columns"
         return None
 
-    def grid(self, m: int, n: int, multiprocessors: int) -> int:
-        """Persistent blocks: one for each multiprocessor, or for each tile if those are fewer."""
-        return min(multiprocessors, -(-m // self.block_m) * -(-n // self.block_n))
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """What a kernel computes: of a problem, all but M."""
+
+    n: int
+    k: int
+    a_dtype: str
+    b_dtype: str
+    a_scale: str
+    b_scale: str
+    out_dtype: str
+    bias: bool = False
+    out_by_tma: bool = True  # 16-bit results with rows at multiples of 16 bytes
+
+    def left_scale(self, swap: bool) -> int:
+        return _SCALES[self.b_scale if swap else self.a_scale]
+
+    def right_scale(self, swap: bool) -> int:
+        return _SCALES[self.a_scale if swap else self.b_scale]
+
+    def stores_by_tma(self, config: Config) -> bool:
+        return self.out_by_tma and not config.swap
+
+    def shared_bytes(self, config: Config) -> int:
+        return config.shared_bytes(
+            self.left_scale(config.swap), self.right_scale(config.swap), self.stores_by_tma(config)
+        )
+
+    def fault(self, config: Config) -> str | None:
+        """Why this config cannot compute this, in words, or None."""
+        fault = config.fault()
+        if fault is not None:
+            return fault
+        width = config.cols & -config.cols
+        if not config.swap and self.b_scale == "128x128" and config.cols - min(width, 128) > 128:
+            return f"a tile of {config.cols} columns can meet three blocks of scales, expected at most two"
+        # Sums, products and the columns' scales, besides some thirty registers for addresses and the like.
+        registers = (config.waves + config.depth) * config.cols // 2
+        if self.right_scale(config.swap) == 1:
+            registers += config.cols // 4
+        limit = _REGISTERS[config.math_groups, config.blocks_per_sm]
+        if registers > limit:
+            return f"{registers} registers for sums, products and scales, expected at most {limit}"
+        size = self.shared_bytes(config)
+        if size > SHARED_BYTES:
+            return f"shared memory is {size} bytes, expected at most {SHARED_BYTES}"
+        if config.blocks_per_sm * (size + 1024) > SHARED_PER_SM:
+            return f"{config.blocks_per_sm} blocks of {size} bytes, expected at most {SHARED_PER_SM} together"
+        return None
 
 
-def configs() -> Iterator[Config]:
-    """Every legal config, each with as many stages as fit."""
-    for block_n in (192, 128):
-        for band in (8, 16):
-            deepest = [one for stages in range(2, 9) if (one := Config(128, block_n, stages, band)).fault() is None]
-            yield deepest[-1]
+def name(config: Config, variant: Variant) -> str:
+    """A name that says in a profile what runs."""
+    kind = f"{variant.a_scale}_{variant.b_scale}".replace("1x128_128x128", "block").replace("1x128_1x128", "1x128")
+    kind = kind.replace("token_channel", "token").replace("tensor_tensor", "tensor")
+    way = f"swap_split{config.split}" if config.swap else "rows"
+    return f"omnigemm_sm90_fp8_{kind}_{way}_{config.tile_m}x{config.tile_n}"
 
 
-def _wgmma(columns: int, a: str, b: str) -> str:
+def _wgmma(columns: int, left: str, right: str) -> str:
     """wgmma for 64 rows by `columns` as a function of the accumulators: the instruction names every register."""
     count = columns // 2
     registers = ", ".join(f"%{i}" for i in range(count))
     operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
-    instruction = f"wgmma.mma_async.sync.aligned.m64n{columns}k32.f32.{a}.{b}"
+    instruction = f"wgmma.mma_async.sync.aligned.m64n{columns}k32.f32.{left}.{right}"
     return f"""
 __device__ __forceinline__ void wgmma_fp8(
-    float (&d)[{count}], unsigned long long a, unsigned long long b, bool add
+    float (&d)[{count}], unsigned long long left, unsigned long long right, bool add
 ) {{
     asm volatile(
         "{{\\n"
@@ -78,24 +193,42 @@ __device__ __forceinline__ void wgmma_fp8(
         "{instruction} {{{registers}}}, %{count}, %{count + 1}, add, 1, 1;\\n"
         "}}"
         : {operands}
-        : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+        : "l"(left), "l"(right), "r"(static_cast<int>(add)));
 }}
 """
 
 
-def source(config: Config, n: int, k: int, a_dtype: str = "e4m3", b_dtype: str = "e4m3") -> str:
+def source(config: Config, variant: Variant) -> str:
     """The whole of a kernel's source, apart from our headers."""
-    fault = config.fault()
+    fault = variant.fault(config)
     if fault is not None:
         raise ValueError(f"sm90 config: {fault}")
+    whole = variant.a_scale in ("tensor", "token")  # scales that hold for all of K
     constants = {
-        "SHAPE_N": n,
-        "SHAPE_K": k,
-        "BLOCK_M": config.block_m,
-        "BLOCK_N": config.block_n,
+        "KERNEL": name(config, variant),
+        "SWAP": int(config.swap),
+        "OUT_BY_TMA": int(variant.stores_by_tma(config)),
+        "SHAPE_N": variant.n,
+        "SHAPE_K": variant.k,
+        "MATH_GROUPS": config.math_groups,
+        "WAVES": config.waves,
+        "TILE_COLS": config.cols,
         "STAGES": config.stages,
+        "LEFT_SHARE": config.left_share,
+        "RIGHT_SHARE": config.right_share,
+        "SPLIT": config.split,
+        "DEPTH": config.depth,
         "BAND": config.band,
+        "OUT_BUFFERS": config.out_buffers,
+        "BLOCKS_PER_SM": config.blocks_per_sm,
+        "LEFT_SCALE": variant.left_scale(config.swap),
+        "RIGHT_SCALE": variant.right_scale(config.swap),
+        "OUT_TYPE": TYPES[variant.out_dtype],
+        "HAS_BIAS": int(variant.bias),
+        "FINISH_SCALES": int(whole),
+        "A_STEP": int(variant.a_scale == "token"),
+        "B_STEP": int(variant.b_scale == "channel"),
     }
-    lines = [f"constexpr int {name} = {value};" for name, value in constants.items()]
-    # A tile's columns are multiplied in two halves.
-    return "\n".join([*lines, _wgmma(config.block_n // 2, a_dtype, b_dtype), '#include "sm90/gemm.cuh"', ""])
+    lines = [f"#define {key} {value}" for key, value in constants.items()]
+    left, right = (variant.b_dtype, variant.a_dtype) if config.swap else (variant.a_dtype, variant.b_dtype)
+    return "\n".join([*lines, _wgmma(config.cols, left, right), '#include "sm90/gemm.cuh"', ""])

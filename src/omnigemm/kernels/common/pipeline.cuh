@@ -4,13 +4,13 @@
 
 template <int stages>
 struct Pipeline {
-    u64 full[stages];   // the copy engine has written a stage
-    u64 empty[stages];  // every math warp is done with it
+    u64 full[stages];   // a stage is written
+    u64 empty[stages];  // every warp that reads it is done with it
 
-    __device__ __forceinline__ void init(int math_warps) {
+    __device__ __forceinline__ void init(int writers, int readers) {
         for (int i = 0; i < stages; ++i) {
-            mbarrier_init(&full[i], 1);
-            mbarrier_init(&empty[i], math_warps);
+            mbarrier_init(&full[i], writers);
+            mbarrier_init(&empty[i], readers);
         }
         fence_mbarrier_init();
     }

@@ -25,6 +25,17 @@ __device__ __forceinline__ void mbarrier_arrive(u64* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(smem_address(barrier)) : "memory");
 }
 
+// The same place in another block of the cluster.
+__device__ __forceinline__ u32 mapa(const void* pointer, u32 rank) {
+    u32 address;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(smem_address(pointer)), "r"(rank));
+    return address;
+}
+
+__device__ __forceinline__ void mbarrier_arrive_in(u64* barrier, u32 rank) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(mapa(barrier, rank)) : "memory");
+}
+
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(u64* barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(barrier)), "r"(bytes)
                  : "memory");
@@ -44,6 +55,57 @@ __device__ __forceinline__ void mbarrier_wait(u64* barrier, u32 parity) {
         : "memory");
 }
 
+__device__ __forceinline__ bool mbarrier_test(u64* barrier, u32 parity) {
+    u32 done;
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, done;\n"
+        "}"
+        : "=r"(done)
+        : "r"(smem_address(barrier)), "r"(parity)
+        : "memory");
+    return done;
+}
+
+// Stays where it is written: the compiler would read before a product is begun, and begin it late.
+__device__ __forceinline__ float ld_shared(const float* source) {
+    float value;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(smem_address(source)) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ float2 ld_shared_v2(const float* source) {
+    float2 v;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(smem_address(source)) : "memory");
+    return v;
+}
+
+__device__ __forceinline__ u32 cluster_ctarank() {
+    u32 rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+__device__ __forceinline__ void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Orders nothing: for blocks that only must all have come this far.
+__device__ __forceinline__ void cluster_sync_relaxed() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ float4 ld_shared_cluster_v4(u32 address) {
+    float4 v;
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(address)
+                 : "memory");
+    return v;
+}
+
 __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
@@ -53,6 +115,16 @@ __device__ __forceinline__ void tma_load_2d(void* target, const TensorMap* map, 
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
             smem_address(target)),
         "l"(map), "r"(smem_address(barrier)), "r"(inner), "r"(outer)
+        : "memory");
+}
+
+__device__ __forceinline__ void tma_load_2d_multicast(void* target, const TensorMap* map, u64* barrier, int inner,
+                                                      int outer, unsigned short blocks) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, "
+        "{%3, "
+        "%4}], [%2], %5;" ::"r"(smem_address(target)),
+        "l"(map), "r"(smem_address(barrier)), "r"(inner), "r"(outer), "h"(blocks)
         : "memory");
 }
 
@@ -110,8 +182,23 @@ __device__ __forceinline__ u32 pack_bf16(float low, float high) {
     return packed;
 }
 
-// A shared-memory matrix as wgmma reads it: K-major rows of 128 bytes, 128-byte swizzle, 8 rows every 1024 bytes.
-__device__ __forceinline__ u64 wgmma_descriptor(const void* tile) {
-    u64 address = (smem_address(tile) & 0x3FFFF) >> 4;
-    return address | (u64(1) << 16) | (u64(1024 >> 4) << 32) | (u64(1) << 62);
+__device__ __forceinline__ u32 pack_fp16(float low, float high) {
+    u32 packed;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    return packed;
 }
+
+__device__ __forceinline__ float widen_fp16(unsigned short half) {
+    float wide;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(half));
+    return wide;
+}
+
+// A shared-memory matrix as wgmma reads it: K-major rows of 128 bytes, 128-byte swizzle, 8 rows every 1024 bytes. The
+// address is in units of 16 bytes, so that descriptors of matrices further on are made by addition.
+__device__ __forceinline__ u64 wgmma_descriptor(const void* tile) {
+    return (smem_address(tile) >> 4) | (u64(1) << 16) | (u64(1024 >> 4) << 32) | (u64(1) << 62);
+}
+
+// The warp's lanes agree on the value; the compiler then keeps it in a uniform register.
+__device__ __forceinline__ int uniform(int value) { return __shfl_sync(~0u, value, 0); }

@@ -8,15 +8,15 @@
 #endif
 
 struct Tile {
-    int m, n;
+    int row, col;
 };
 
 // Dense products: bands of `band` column tiles, taken row by row, so that blocks that run together share operands in
 // L2.
-OMNIGEMM_BOTH Tile dense_tile(int index, int tiles_m, int tiles_n, int band) {
-    const int per_band = band * tiles_m;
+OMNIGEMM_BOTH Tile dense_tile(int index, int rows, int cols, int band) {
+    const int per_band = band * rows;
     const int first = index / per_band * band;
     const int inside = index % per_band;
-    const int width = band < tiles_n - first ? band : tiles_n - first;
+    const int width = band < cols - first ? band : cols - first;
     return {inside / width, first + inside % width};
 }

@@ -1,43 +1,68 @@
-// Sums to bf16, through shared memory, out by the copy engine, which runs on while the next tile is multiplied.
+// 16-bit results through swizzled shared memory, out by the copy engine, which runs on while the next tile is
+// multiplied.
 #pragma once
-#include "common/ptx.cuh"
+#include "sm90/epilogue.cuh"
 
-struct TmaEpilogue {
-    static constexpr int SLAB = 64;  // columns of bf16 in the 128 bytes that one swizzled row holds
-    static constexpr int SLAB_BYTES = BLOCK_M * SLAB * 2;
-    static constexpr int BYTES = BLOCK_N / SLAB * SLAB_BYTES;
-    static_assert(BLOCK_N % SLAB == 0, "a tile is whole slabs");
+struct Epilogue {
+    static constexpr bool USES_MAP = true;
+    // Columns that one store writes: 128, 64 or 32 bytes of a row, whichever divides the tile.
+    static constexpr int SLAB = TILE_COLS % 64 == 0 ? 64 : TILE_COLS % 32 == 0 ? 32 : 16;
+    static constexpr int SLAB_BYTES = 64 * SLAB * 2;
+    static constexpr int WAVE_BYTES = TILE_COLS / SLAB * SLAB_BYTES;
+    static constexpr int GROUP_BYTES = OUT_BUFFERS * WAVE_BYTES;
+    static constexpr int BYTES = (MATH_GROUPS * GROUP_BYTES + 1023) / 1024 * 1024;
+    static_assert(TILE_COLS % 16 == 0, "a tile is whole slabs");
 
     static __device__ __forceinline__ bool storing_thread() { return threadIdx.x % 128 == 0; }
 
-    static __device__ __forceinline__ void wait_until_read() {
+    static __device__ __forceinline__ void finish() {
         if (storing_thread()) bulk_wait_group_read<0>();
     }
 
-    template <int halves, int regs>
-    static __device__ __forceinline__ void store(const float (&sum)[halves][regs], char* out, const TensorMap* map,
-                                                 int math_group, int first_row, int first_column) {
+    template <int waves, int regs>
+    static __device__ __forceinline__ void store(const float (&sums)[waves][regs], char* out, char*,
+                                                 const TensorMap* map, const Arguments& arguments, int math_group,
+                                                 const Tile& tile, int row_in_tile) {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-        const int row = math_group * 64 + warp * 16 + lane % 16;
-        wait_until_read();
-        named_barrier_sync(1 + math_group, 128);
+        const int row = warp * 16 + lane % 16;  // that this lane writes, of the wave's 64
+        const int first_row = tile.row * TILE_ROWS + math_group * 64 * WAVES, first_col = tile.col * TILE_COLS;
+        const Columns columns(arguments, first_col);
+        const int offset = lane % 4 * 2;
 #pragma unroll
-        for (int j = 0; j < BLOCK_N / 16; ++j) {
-            constexpr int PER_HALF = regs / 8;
-            const float* v = sum[j / PER_HALF] + 8 * (j % PER_HALF);
-            const int chunk = j % 4 * 2 + lane / 16;  // of 16 bytes; swizzled as TMA expects
-            char* target = out + j / 4 * SLAB_BYTES + row * 128 + ((chunk ^ row % 8) * 16);
-            stmatrix_x4(target, pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]),
-                        pack_bf16(v[6], v[7]));
-        }
-        fence_proxy_async();
-        named_barrier_sync(1 + math_group, 128);
-        if (storing_thread()) {
+        for (int wave = 0; wave < waves; ++wave) {
+            char* buffer = out + math_group * GROUP_BYTES + wave % OUT_BUFFERS * WAVE_BYTES;
+            if (wave % OUT_BUFFERS == 0) {
+                finish();
+                named_barrier_sync(1 + math_group, 128);
+            }
+            const int m = tile.row * TILE_ROWS + row_in_tile + wave * 64;
+            const float top = row_scale(arguments, min(m, arguments.shape_m - 1));
+            const float bottom = row_scale(arguments, min(m + 8, arguments.shape_m - 1));
 #pragma unroll
-            for (int slab = 0; slab < BLOCK_N / SLAB; ++slab)
-                tma_store_2d(map, out + slab * SLAB_BYTES + math_group * 64 * 128, first_column + slab * SLAB,
-                             first_row + math_group * 64);
-            bulk_commit_group();
+            for (int j = 0; j < TILE_COLS / 16; ++j) {
+                u32 packed[4];
+#pragma unroll
+                for (int part = 0; part < 2; ++part) {  // 8 columns each
+                    const float* v = sums[wave] + 8 * j + 4 * part;
+                    const int eight = 16 * j + 8 * part;
+                    packed[2 * part] = pack_out(columns.finish(v[0], top, eight, offset),
+                                                columns.finish(v[1], top, eight, offset + 1));
+                    packed[2 * part + 1] = pack_out(columns.finish(v[2], bottom, eight, offset),
+                                                    columns.finish(v[3], bottom, eight, offset + 1));
+                }
+                const int col = 16 * j + lane / 16 * 8, chunk = col % SLAB / 8;  // of 16 bytes; swizzled as TMA expects
+                const int swizzled = chunk ^ row * (SLAB * 2) / 128 % (SLAB / 8);
+                stmatrix_x4(buffer + col / SLAB * SLAB_BYTES + row * SLAB * 2 + swizzled * 16, packed[0], packed[1],
+                            packed[2], packed[3]);
+            }
+            fence_proxy_async();
+            named_barrier_sync(1 + math_group, 128);
+            if (storing_thread()) {
+#pragma unroll
+                for (int slab = 0; slab < TILE_COLS / SLAB; ++slab)
+                    tma_store_2d(map, buffer + slab * SLAB_BYTES, first_col + slab * SLAB, first_row + wave * 64);
+                bulk_commit_group();
+            }
         }
     }
 };

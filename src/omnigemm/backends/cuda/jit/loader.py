@@ -29,6 +29,12 @@ class Loaded:
     local_bytes: int
 
 
+def is_loaded(spec: KernelSpec, device_index: int, dynamic_shared_bytes: int) -> bool:
+    """Whether `load` would find everything ready."""
+    room = _shared.get((spec.key, device_index), DEFAULT_SHARED)
+    return spec.key in _kernels and dynamic_shared_bytes <= room
+
+
 def load(what: Compiled | KernelSpec, device_index: int, dynamic_shared_bytes: int = 0) -> Loaded:
     """Load a kernel for a device, with room for that much dynamic shared memory."""
     driver = bindings()

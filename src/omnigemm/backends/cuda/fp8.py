@@ -1,0 +1,238 @@
+"""`fp8_gemm` on Hopper: a problem and a config to a compiled kernel and its launch."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core import plan as core_plan
+from ...core.dispatch import Support
+from ...core.dtypes import name_of
+from ...core.errors import DeviceError
+from ...core.plan import Plan
+from ...core.problem import Problem
+from . import choice, sm90
+from .gpu import Gpu
+from .jit import KernelSpec
+from .jit.loader import is_loaded, load
+from .launch import Launcher, Matrix, raw_stream
+
+_log = logging.getLogger("omnigemm")
+_ALIGN = 16  # bytes: where the copy engine wants rows to begin
+_VALUES = "PPPPqii"  # struct Arguments of gemm.cuh
+
+
+def variant_of(problem: Problem) -> sm90.Variant:
+    """What the kernel computes; results go out by the copy engine where rows of a dense one begin right for it."""
+    return sm90.Variant(
+        problem.n,
+        problem.k,
+        problem.a_dtype,
+        problem.b_dtype,
+        problem.a_scale,
+        problem.b_scale,
+        problem.out_dtype,
+        problem.bias,
+        out_by_tma=problem.out_dtype != "fp32" and problem.n % 8 == 0,
+    )
+
+
+def spec(config: sm90.Config, variant: sm90.Variant) -> KernelSpec:
+    return KernelSpec(sm90.name(config, variant), sm90.source(config, variant), sm90.ARCH, sm90.OPTIONS)
+
+
+def pitch(x: Tensor, straight: bool = True) -> int | None:
+    """The bytes from row to row, or None where the copy engine cannot address the matrix (or, if not `straight`, where
+    a row's elements do not lie side by side)."""
+    size = x.element_size()
+    if x.size(1) > 1 and x.stride(1) != 1:
+        return None
+    if x.size(0) == 1:
+        return -(-x.size(1) * size // _ALIGN) * _ALIGN
+    step = x.stride(0) * size
+    if step < x.size(1) * size or (straight and step % _ALIGN):
+        return None
+    return step
+
+
+def aligned(x: Tensor) -> Tensor:
+    """A matrix of the same shape whose rows the copy engine can address."""
+    step = _ALIGN // x.element_size()
+    return x.new_empty(x.size(0), -(-x.size(1) // step) * step)[:, : x.size(1)]
+
+
+def aligned_copy(x: Tensor) -> Tensor:
+    copied = aligned(x)
+    copied.view(torch.uint8).copy_(x.view(torch.uint8))
+    return copied
+
+
+class Launch:
+    """Runs one problem with one kernel. Strides and addresses may differ from call to call; odd ones cost a copy."""
+
+    def __init__(self, problem: Problem, config: sm90.Config, index: int, multiprocessors: int) -> None:
+        self._config, self._variant = config, variant_of(problem)
+        self._m, self._n, self._k = problem.m, problem.n, problem.k
+        self._index, self._multiprocessors = index, multiprocessors
+        self._blockwise = problem.a_scale == "1x128"
+        self._shared_bytes = self._variant.shared_bytes(config)
+        wanted = spec(config, self._variant)
+        if torch.cuda.is_current_stream_capturing() and not is_loaded(wanted, index, self._shared_bytes):
+            raise DeviceError(
+                f"{problem.op}: the kernel for {problem} is not compiled yet, and a CUDA graph is being captured; call "
+                f"{problem.op} once with such operands, or make the plan with omnigemm.plan, before the capture"
+            )
+        self._loaded = load(wanted, index, self._shared_bytes)
+        if self._loaded.local_bytes:  # slower, but right
+            _log.warning("kernel %s spills %d bytes of registers", wanted.name, self._loaded.local_bytes)
+        self._launchers: dict[Any, Launcher | None] = {}
+
+    def __call__(
+        self, out: Tensor, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None
+    ) -> None:
+        self.bind(out, a, b, a_scale, b_scale, bias)(out, a, b, a_scale, b_scale, bias)
+
+    def bind(
+        self, out: Tensor, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None
+    ) -> core_plan.Launch:
+        """The launch for tensors with these strides, which it does not look at again."""
+        strides = out.stride(), a.stride(), b.stride(), a_scale.stride(), b_scale.stride()
+        if strides not in self._launchers:
+            self._launchers[strides] = self._prepare(out, a, b, a_scale, b_scale)
+        launcher = self._launchers[strides]
+        if launcher is None or (bias is not None and not bias.is_contiguous()):
+            return self._with_copies
+        index, swap, out_stride, m = self._index, self._config.swap, out.stride(0), self._m
+        kind = 0 if bias is None else sm90.TYPES[name_of(bias.dtype)]
+        current_device = torch._C._cuda_getDevice
+
+        def run(out: Tensor, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None) -> None:
+            to, left, right = out.data_ptr(), a.data_ptr(), b.data_ptr()
+            scales = a_scale.data_ptr(), b_scale.data_ptr()
+            if (to | left | right | scales[0] | scales[1]) % _ALIGN:
+                return self._with_copies(out, a, b, a_scale, b_scale, bias)
+            if current_device() != index:
+                with torch.cuda.device(index):
+                    return run(out, a, b, a_scale, b_scale, bias)
+            addresses = (right, left, to) if swap else (left, right, to)
+            bias_at = 0 if bias is None else bias.data_ptr()
+            return launcher(raw_stream(index), addresses, *scales, bias_at, to, out_stride, m, kind)
+
+        return run
+
+    def _prepare(self, out: Tensor, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor) -> Launcher | None:
+        """The launch for matrices that lie like these; None if some must be copied first."""
+        config, by_tma = self._config, self._variant.stores_by_tma(self._config)
+        pitches = pitch(a), pitch(b), pitch(out, straight=by_tma)
+        if None in pitches or not (a_scale.is_contiguous() and b_scale.is_contiguous()):
+            return None
+        rows = {"left": config.rows // config.left_share, "right": config.cols // config.right_share}
+        a_side, b_side = ("right", "left") if config.swap else ("left", "right")
+        left = Matrix(self._k, self._m, 1, pitches[0] or 0, (sm90.BLOCK_K, rows[a_side]))
+        right = Matrix(self._k, self._n, 1, pitches[1] or 0, (sm90.BLOCK_K, rows[b_side]))
+        store = Matrix(self._n, self._m, 2, pitches[2] or 0, (config.slab, 64)) if by_tma else None
+        return Launcher(
+            self._loaded.kernel,
+            grid=config.grid(self._m, self._n, self._multiprocessors),
+            threads=config.threads,
+            shared_bytes=self._shared_bytes,
+            cluster=config.cluster,
+            matrices=(right, left, store) if config.swap else (left, right, store),
+            values=_VALUES,
+        )
+
+    def _with_copies(
+        self, out: Tensor, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None
+    ) -> None:
+        """Copy what the kernel cannot read or write in its place."""
+        with torch._C._AutoDispatchBelowAutograd(), torch.cuda.device(self._index):
+            self._copy_and_run(out, a, b, a_scale, b_scale, bias)
+
+    def _copy_and_run(
+        self, out: Tensor, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None
+    ) -> None:
+        target = out
+        if pitch(out) is None or out.data_ptr() % _ALIGN:
+            target = aligned(out)
+        a, b = (x if pitch(x) is not None and x.data_ptr() % _ALIGN == 0 else aligned_copy(x) for x in (a, b))
+        a_scale, b_scale = (
+            x if x.is_contiguous() and x.data_ptr() % _ALIGN == 0 else x.clone(memory_format=torch.contiguous_format)
+            for x in (a_scale, b_scale)
+        )
+        self(target, a, b, a_scale, b_scale, None if bias is None else bias.contiguous())
+        if target is not out:
+            out.copy_(target)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sm90Fp8:
+    """One config for one problem, as dispatch sees it."""
+
+    problem: Problem
+    choice: choice.Choice
+    gpu: Gpu
+
+    @property
+    def name(self) -> str:
+        return sm90.name(self.choice.config, variant_of(self.problem)).removeprefix("omnigemm_")
+
+    def supports(self, problem: Problem, device: torch.device) -> Support:
+        config = self.choice.config
+        words = [f"{config.stages} stages"]
+        if config.share > 1:
+            words.append(f"clusters of {config.share} share loads")
+        if config.blocks_per_sm > 1:
+            words.append(f"{config.blocks_per_sm} blocks on a multiprocessor")
+        how = "measured" if self.choice.measured else "modelled"
+        words.append(f"{self.choice.seconds * 1e6:.1f} us {how}")
+        if problem.k % _ALIGN or problem.a_layout != "row" or problem.b_layout != "row":
+            words.append("operands are copied first: their rows do not begin at multiples of 16 bytes")
+        return Support(True, ", ".join(words))
+
+    def cost(self, problem: Problem, device: torch.device) -> float:
+        return self.choice.seconds
+
+    def plan(self, problem: Problem, device: torch.device) -> Plan:
+        index = torch.cuda.current_device() if device.index is None else device.index
+        launch = Launch(problem, self.choice.config, index, self.gpu.multiprocessors)
+        config = dataclasses.asdict(self.choice.config)
+        return Plan(problem, device, "cuda", self.name, launch, config, bind=launch.bind, uses_torch=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fill:
+    """Products with nothing to add up: zero, or the bias."""
+
+    name: str = "fill"
+
+    def supports(self, problem: Problem, device: torch.device) -> Support:
+        return Support(True, "a dimension is 0: the result is the bias, zero, or empty")
+
+    def cost(self, problem: Problem, device: torch.device) -> float:
+        return 0.0
+
+    def plan(self, problem: Problem, device: torch.device) -> Plan:
+        def launch(out: Tensor, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None) -> None:
+            if bias is None:
+                out.zero_()
+            else:
+                out.copy_(bias.expand_as(out))
+
+        return Plan(problem, device, "cuda", self.name, launch)
+
+
+def kernels(problem: Problem, gpu: Gpu) -> tuple[Sm90Fp8 | Fill, ...]:
+    """The choice and its runners-up."""
+    if 0 in (problem.m, problem.n, problem.k):
+        return (Fill(),)
+    return tuple(Sm90Fp8(problem, one, gpu) for one in choice.choices(variant_of(problem), problem.m, gpu))
+
+
+def specs(problem: Problem, gpu: Gpu) -> tuple[KernelSpec, ...]:
+    """What must be compiled to run the problem on such a GPU."""
+    chosen = kernels(problem, gpu)[0]
+    return () if isinstance(chosen, Fill) else (spec(chosen.choice.config, variant_of(problem)),)

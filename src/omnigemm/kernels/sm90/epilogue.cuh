@@ -1,0 +1,72 @@
+// What becomes of a tile's sums: scales that hold for all of K, bias, the output's type, and the way out.
+#pragma once
+#include "common/ptx.cuh"
+
+enum : int { BF16, FP16, FP32 };  // OUT_TYPE and Arguments::bias_type are one of these
+
+__device__ __forceinline__ u32 pack_out(float low, float high) {
+    return OUT_TYPE == BF16 ? pack_bf16(low, high) : pack_fp16(low, high);
+}
+
+// Scales of whole rows of A and B: FINISH_SCALES says whether there are any, A_STEP and B_STEP whether one for each (1)
+// or one for all (0).
+__device__ __forceinline__ float row_scale(const Arguments& arguments, int m) {
+    return FINISH_SCALES ? __ldg(arguments.a_scale + (long long)m * A_STEP) : 1.0f;
+}
+
+__device__ __forceinline__ float col_scale(const Arguments& arguments, int n) {
+    return FINISH_SCALES ? __ldg(arguments.b_scale + (long long)n * B_STEP) : 1.0f;
+}
+
+__device__ __forceinline__ float bias_at(const Arguments& arguments, int n) {
+    if constexpr (!HAS_BIAS) return 0.0f;
+    if (arguments.bias_type == FP32) return __ldg(static_cast<const float*>(arguments.bias) + n);
+    const unsigned short half = __ldg(static_cast<const unsigned short*>(arguments.bias) + n);
+    return arguments.bias_type == FP16 ? widen_fp16(half) : __uint_as_float(u32(half) << 16);
+}
+
+__device__ __forceinline__ float finished(float sum, float row, float col, float bias) {
+    if constexpr (FINISH_SCALES) sum *= row * col;
+    if constexpr (HAS_BIAS) sum += bias;
+    return sum;
+}
+
+__device__ __forceinline__ void store_one(const Arguments& arguments, int m, int n, float value) {
+    const long long at = m * arguments.out_stride + n;
+    if constexpr (OUT_TYPE == FP32)
+        static_cast<float*>(arguments.out)[at] = value;
+    else
+        static_cast<unsigned short*>(arguments.out)[at] = static_cast<unsigned short>(pack_out(value, 0.0f));
+}
+
+// What belongs to the tile's columns, where those are columns of D: read once, 32 columns by a warp, and handed round
+// by shuffles. Read where they are used, they would take more registers than there are.
+struct Columns {
+    static constexpr int PARTS = (TILE_COLS + 31) / 32;
+    float scale[PARTS], bias[PARTS];
+
+    __device__ __forceinline__ Columns(const Arguments& arguments, int first_col) {
+#pragma unroll
+        for (int i = 0; i < PARTS; ++i) {
+            const int n = min(first_col + 32 * i + static_cast<int>(threadIdx.x % 32), SHAPE_N - 1);
+            scale[i] = col_scale(arguments, n);
+            bias[i] = bias_at(arguments, n);
+        }
+    }
+
+    // The finished sum of a column of the tile: `eight` is a multiple of 8, known when compiling.
+    __device__ __forceinline__ float finish(float sum, float row, int eight, int offset) const {
+        const int lane = eight % 32 + offset;
+        const float s = FINISH_SCALES ? __shfl_sync(~0u, scale[eight / 32], lane) : 1.0f;
+        const float b = HAS_BIAS ? __shfl_sync(~0u, bias[eight / 32], lane) : 0.0f;
+        return finished(sum, row, s, b);
+    }
+};
+
+#if SWAP
+#include "sm90/epilogue_reduce.cuh"
+#elif OUT_BY_TMA
+#include "sm90/epilogue_tma.cuh"
+#else
+#include "sm90/epilogue_direct.cuh"
+#endif

@@ -1,0 +1,163 @@
+"""Which config is chosen: always a legal one, the measured one where there is one, and in order. No GPU is needed."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omnigemm.backends.cuda import choice, fp8
+from omnigemm.backends.cuda.choice import RUNNERS_UP, Choice, choices, deepest, table
+from omnigemm.backends.cuda.gpu import KNOWN, Gpu
+from omnigemm.backends.cuda.jit import Result, available, cache, warm
+from omnigemm.backends.cuda.sm90 import SHARED_BYTES, SHARED_PER_SM, Config, Variant
+
+H200 = KNOWN["h200"]
+STRANGER = dataclasses.replace(H200, name="NVIDIA Unheard Of")
+BLOCK = ("1x128", "128x128")
+KINDS = (BLOCK, ("1x128", "1x128"), ("token", "channel"), ("tensor", "tensor"), ("tensor", "channel"))
+# Both sides of every edge at which another tile comes into question, and what lies between.
+ROWS: tuple[int, ...] = (1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 48, 63, 64, 65, 100, 127, 128, 129, 192, 255, 256, 257)
+ROWS += (511, 512, 513, 1000, 2048, 2049, 4096, 4097, 8192, 9000)
+WEIGHTS = ((1, 1), (3, 17), (7, 128), (64, 129), (129, 513), (576, 7168), (4096, 7168), (4097, 100), (7168, 16384))
+
+
+def variant(n: int, k: int, kinds: tuple[str, str] = BLOCK, out: str = "bf16", bias: bool = False) -> Variant:
+    return Variant(n, k, "e4m3", "e4m3", *kinds, out, bias, out_by_tma=out != "fp32" and n % 8 == 0)
+
+
+def check(what: Variant, m: int, gpu: Gpu) -> tuple[Choice, ...]:
+    found = choices(what, m, gpu)
+    assert 1 <= len(found) <= 1 + RUNNERS_UP
+    assert len({one.config for one in found}) == len(found)
+    for one in found:
+        assert what.fault(one.config) is None
+        grid = one.config.grid(m, what.n, gpu.multiprocessors)
+        assert grid > 0
+        assert grid % one.config.cluster == 0
+        assert one.seconds > 0
+    assert all(one.seconds <= other.seconds for one, other in itertools.pairwise(found))
+    assert not any(one.measured for one in found[1:])
+    return found
+
+
+@pytest.mark.parametrize("kinds", KINDS, ids="-".join)
+@pytest.mark.parametrize(("n", "k"), WEIGHTS)
+def test_choices_are_legal_and_in_order(n: int, k: int, kinds: tuple[str, str]) -> None:
+    for m in ROWS:
+        check(variant(n, k, kinds), m, H200)
+
+
+@pytest.mark.parametrize("gpu", [KNOWN["h100"], STRANGER, dataclasses.replace(STRANGER, multiprocessors=78)], ids=str)
+def test_gpus_that_nobody_measured(gpu: Gpu) -> None:
+    assert table(gpu) == {}
+    for (n, k), m in itertools.product(WEIGHTS, ROWS):
+        assert not check(variant(n, k), m, gpu)[0].measured
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    m=st.integers(1, 20000),
+    n=st.integers(1, 40000),
+    k=st.integers(1, 20000),
+    kinds=st.sampled_from(KINDS),
+    out=st.sampled_from(["bf16", "fp16", "fp32"]),
+    multiprocessors=st.integers(8, 160),
+)
+def test_any_size_has_choices(m: int, n: int, k: int, kinds: tuple[str, str], out: str, multiprocessors: int) -> None:
+    check(variant(n, k, kinds, out), m, dataclasses.replace(H200, multiprocessors=multiprocessors))
+
+
+def test_the_same_every_time() -> None:
+    """The order of candidates must not depend on what was asked before, or processes would compile other kernels."""
+    asked = [(variant(n, k), m) for (n, k), m in itertools.product(WEIGHTS, ROWS)]
+    first = {one: choices(*one, H200) for one in asked}
+    choice._choices.cache_clear()
+    assert {one: choices(*one, H200) for one in reversed(asked)} == first
+
+
+@pytest.mark.parametrize("kinds", KINDS, ids="-".join)
+def test_what_was_measured_leads(kinds: tuple[str, str]) -> None:
+    """Also for the other scales, if they have room for it; runners-up never look better than what beat them."""
+    for (n, k), rows in table(H200).items():
+        for row in rows:
+            config, what = Config(**row["config"]), variant(n, k, kinds)
+            for m in {row["m_from"], min(row["m_to"], 10000)}:
+                lead, *others = check(what, m, H200)
+                assert lead.measured == (what.fault(config) is None)
+                if kinds == BLOCK:
+                    assert lead.measured
+                if lead.measured:
+                    assert lead.config == config
+                    assert lead.seconds == pytest.approx(row["us"] * 1e-6)
+                    assert all(one.seconds >= lead.seconds for one in others)
+                else:
+                    assert config not in [one.config for one in others]
+
+
+def test_beside_the_table_the_model_chooses() -> None:
+    (n, k), rows = next((weight, rows) for weight, rows in table(H200).items() if weight == (576, 7168))
+    assert not any(row["m_from"] <= 20 <= row["m_to"] for row in rows)
+    assert not choices(variant(n, k), 20, H200)[0].measured
+    assert not choices(variant(n + 8, k), 1, H200)[0].measured
+    assert choices(variant(n, k), 1, H200)[0].measured
+
+
+def test_few_rows_swap_and_many_do_not() -> None:
+    """A tile of 64 rows of A would be padding for one token; for thousands, B on the left would be read again."""
+    assert choices(variant(4096, 7168), 1, STRANGER)[0].config.swap
+    assert not choices(variant(4096, 7168), 4096, STRANGER)[0].config.swap
+
+
+@pytest.mark.parametrize("blocks_per_sm", [1, 2, 3])
+@pytest.mark.parametrize("kinds", KINDS, ids="-".join)
+def test_deepest_fills_shared_memory_and_no_more(kinds: tuple[str, str], blocks_per_sm: int) -> None:
+    for swap, cols, k in itertools.product((False, True), (16, 64, 128), (1, 129, 1000, 7168)):
+        what = variant(4096, k, kinds)
+        config = deepest(Config(swap, 1, 1, cols, 0, depth=2 if swap else 1, blocks_per_sm=blocks_per_sm), what)
+        size = what.shared_bytes(config)
+        assert size <= SHARED_BYTES
+        assert blocks_per_sm * (size + 1024) <= SHARED_PER_SM
+        more = what.shared_bytes(dataclasses.replace(config, stages=config.stages + 1))
+        full = more > SHARED_BYTES or blocks_per_sm * (more + 1024) > SHARED_PER_SM
+        # Else there is nothing that one more stage could hold.
+        assert full or config.stages == 16 or (swap and config.stages * 128 >= k)
+
+
+# ------------------------------------------------------------------------------------------------ what is chosen runs
+
+CHOSEN = [
+    (variant(n, k, kinds, out, bias), m)
+    for (m, n, k), kinds in itertools.product(((1, 576, 7168), (4096, 4096, 7168), (4096, 32768, 512)), KINDS)
+    for out, bias in (("bf16", True), ("fp32", False))
+    if m > 1 or out == "bf16"
+]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[Result]:
+    if not available():
+        pytest.skip(available().reason)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMNIGEMM_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        cache.forget()
+        return warm([fp8.spec(choices(what, m, H200)[0].config, what) for what, m in CHOSEN])
+
+
+def _label(i: int) -> str:
+    what, m = CHOSEN[i]
+    return f"{m}x{what.n}x{what.k}-{what.a_scale}-{what.b_scale}-{what.out_dtype}{'-bias' if what.bias else ''}"
+
+
+@pytest.mark.parametrize("i", range(len(CHOSEN)), ids=_label)
+def test_what_is_chosen_compiles_without_spills(results: list[Result], i: int) -> None:
+    """A config that spills is not what the model or the measurement had in mind, and a warning to the user."""
+    assert results[i].ok, results[i].error
+    compiled = results[i].compiled
+    assert compiled is not None
+    if compiled.resources is None:
+        pytest.skip("this NVRTC does not tell what ptxas says; tests/gpu asks the driver for spills")
+    assert compiled.resources.spill_bytes == 0, choices(*CHOSEN[i], H200)[0].config

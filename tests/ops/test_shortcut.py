@@ -1,0 +1,116 @@
+"""Plain eager calls skip torch's dispatcher; whoever watches it still sees the operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import omnigemm
+from omnigemm.ops import _run
+
+OP = torch.ops.omnigemm.fp8_gemm
+
+
+class Watch(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def operands() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    a, b = torch.randn(3, 256).to(torch.float8_e4m3fn), torch.randn(5, 256).to(torch.float8_e4m3fn)
+    return a, b, torch.rand(3) + 0.5, torch.rand(5) + 0.5
+
+
+@pytest.fixture
+def through_dispatcher(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Counts the calls that take the long way."""
+    taken: list[int] = []
+    shortcut = _run._nobody_looks
+
+    def look(tensors: Any) -> bool:
+        answer = shortcut(tensors)
+        if not answer:
+            taken.append(1)
+        return answer
+
+    monkeypatch.setattr(_run, "_nobody_looks", look)
+    return taken
+
+
+def test_a_plain_call_takes_the_shortcut_to_the_same_result(through_dispatcher: list[int]) -> None:
+    given = operands()
+    ours = omnigemm.fp8_gemm(*given)
+    out = torch.full_like(ours, float("nan"))
+    omnigemm.fp8_gemm(*given, out=out)
+    assert not through_dispatcher
+    assert torch.equal(ours, OP.default(*given, None, None, None))
+    assert torch.equal(out, ours)
+
+
+def test_a_mode_sees_the_operator() -> None:
+    given = operands()
+    with Watch() as watch:
+        omnigemm.fp8_gemm(*given)
+    assert OP.default in watch.seen
+
+
+def test_fake_tensors_stay_fake() -> None:
+    with FakeTensorMode():
+        a = torch.empty(3, 256, dtype=torch.float8_e4m3fn)
+        result = omnigemm.fp8_gemm(a, torch.empty(5, 256, dtype=torch.float8_e4m3fn), torch.empty(3), torch.empty(5))
+    assert type(result).__name__ == "FakeTensor"
+    assert result.shape == (3, 5)
+
+
+def test_a_subclass_is_not_bypassed(through_dispatcher: list[int]) -> None:
+    class Own(Tensor):
+        pass
+
+    a, b, a_scale, b_scale = operands()
+    omnigemm.fp8_gemm(a, b, a_scale.as_subclass(Own), b_scale)
+    assert through_dispatcher
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_gradients_go_the_way_that_warns(through_dispatcher: list[int], enabled: bool) -> None:
+    a, b, a_scale, b_scale = operands()
+    with torch.set_grad_enabled(enabled):
+        omnigemm.fp8_gemm(a, b, a_scale, torch.nn.Parameter(b_scale))
+    assert bool(through_dispatcher) == enabled
+
+
+def test_transforms_are_not_bypassed(through_dispatcher: list[int]) -> None:
+    a, b, a_scale, b_scale = operands()
+
+    def one(scale: Tensor) -> Tensor:
+        return omnigemm.fp8_gemm(a, b, scale, b_scale)
+
+    doubled = torch.stack([a_scale, 2 * a_scale])
+    assert torch.equal(torch.vmap(one)(doubled), torch.stack([one(scale) for scale in doubled]))
+    assert through_dispatcher
+
+
+def test_out_next_to_an_operand_is_fine_and_inside_one_is_not() -> None:
+    """The quick look at addresses lets neighbours pass and leaves the rest to the full check."""
+    room = torch.zeros(3 * 256 + 3 * 5 * 2, dtype=torch.uint8)
+    a, b, a_scale, b_scale = operands()
+    inside = room[: 3 * 256].view(torch.float8_e4m3fn).view(3, 256)
+    inside.view(torch.uint8).copy_(a.view(torch.uint8))
+    beside = room[3 * 256 :].view(torch.bfloat16).view(3, 5)
+    for _ in range(2):  # cold and warm
+        assert torch.equal(
+            omnigemm.fp8_gemm(inside, b, a_scale, b_scale, out=beside), omnigemm.fp8_gemm(a, b, a_scale, b_scale)
+        )
+        overlapping = room[3 * 256 - 2 : -2].view(torch.bfloat16).view(3, 5)
+        with pytest.raises(omnigemm.LayoutError, match="shares memory with a"):
+            omnigemm.fp8_gemm(inside, b, a_scale, b_scale, out=overlapping)
