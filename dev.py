@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 STAMP = VENV / "omnigemm-setup"
-# The one version that the records were measured with; any torch >= 2.8 works.
+# The version that the CPU record was measured with; any torch >= 2.8 works.
 TORCH = "torch==2.13.0"
 
 
