@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import omnigemm
-from omnigemm.core.problem import OPS, describe, layout_of
+from omnigemm.core.problem import OPS, SIZE_LIMIT, describe, layout_of
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -67,3 +67,11 @@ def test_layouts() -> None:
     assert [layout_of(y) for y in (x, x.t(), x[:, ::2], x[::2], x[:1].t(), x[:, :1])] == [
         "row", "col", "strided", "row", "row", "row",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("size", ["m", "n", "k"])
+def test_sizes_that_do_not_fit_32_bits_are_refused(size: str) -> None:
+    sizes = {"m": 1, "n": 1, "k": 1}
+    assert getattr(describe("gemm", **{**sizes, size: SIZE_LIMIT}), size) == SIZE_LIMIT
+    with pytest.raises(omnigemm.ShapeError, match=f"gemm: {size} is {SIZE_LIMIT + 1}, expected at most {SIZE_LIMIT}"):
+        describe("gemm", **{**sizes, size: SIZE_LIMIT + 1})
