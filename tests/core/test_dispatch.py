@@ -68,7 +68,7 @@ def test_a_refusal_lists_every_reason(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_unknown_device_backend_and_word() -> None:
     with pytest.raises(omnigemm.DeviceError, match="'toaster'"):
         omnigemm.plan("gemm", m=1, n=1, k=1, device="toaster")
-    with pytest.raises(omnigemm.UnsupportedError, match="'abacus', expected None or one of cuda, cpu"):
+    with pytest.raises(omnigemm.UnsupportedError, match="'abacus', expected None or one of cuda, blas, cpu"):
         omnigemm.explain("gemm", m=1, n=1, k=1, backend="abacus")
     with pytest.raises(TypeError, match="'colour' is not part of a problem"):
         omnigemm.plan("gemm", m=1, n=1, k=1, colour="red")

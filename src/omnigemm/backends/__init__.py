@@ -10,7 +10,8 @@ from ..core.dispatch import Backend
 
 @cache
 def backends() -> Sequence[Backend]:
+    from .blas import BlasBackend
     from .cpu import CpuBackend
     from .cuda import CudaBackend
 
-    return (CudaBackend(), CpuBackend())
+    return (CudaBackend(), BlasBackend(), CpuBackend())

@@ -24,10 +24,14 @@ ENVIRONMENT: dict[str, tuple[str, str]] = {
         "a quarter of this machine's memory",
     ),
     "OMNIGEMM_CACHE_DIR": ("folder for compiled kernels", "~/.cache/omnigemm"),
+    "OMNIGEMM_BLAS_LIBRARY": (
+        "the cuBLAS-compatible library to use: nvidia or kunlun, with :path if it is elsewhere than usual",
+        "none",
+    ),
     "OMNIGEMM_LOG": ("debug: print each new problem with the kernel that it got", "off"),
 }
 
-BACKEND_NAMES = ("cuda", "cpu")  # in the order of omnigemm.backends.backends()
+BACKEND_NAMES = ("cuda", "blas", "cpu")  # in the order of omnigemm.backends.backends()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -47,15 +47,21 @@ def _problems() -> Iterator[tuple[str, str, str, Problem]]:
 def table() -> str:
     """Markdown: a row per kind of problem, a column per backend, in each cell the output types it can write."""
     from ..backends import backends
+    from ..backends.blas import takes
+    from ..backends.blas.vendors import VENDORS
     from ..backends.cuda.gpu import KNOWN
 
     def answer(backend: Any, problem: Problem) -> Support:
         # A machine need not have a GPU to say what would run on one.
         if backend.name == "cuda":
             return backend.supports_on(problem, KNOWN["h200"])  # type: ignore[no-any-return]
+        if backend.name == "blas":
+            return takes(VENDORS["nvidia"], problem)
         return backend.supports(problem, torch.device("cpu"))  # type: ignore[no-any-return]
 
-    names = [{"cuda": "cuda (sm_90)"}.get(backend.name, backend.name) for backend in backends()]
+    names = [
+        {"cuda": "cuda (sm_90)", "blas": "blas (if named)"}.get(backend.name, backend.name) for backend in backends()
+    ]
     lines = [
         "| operation | operands | scales | " + " | ".join(names) + " |",
         "| --- | --- | --- |" + " --- |" * len(names),

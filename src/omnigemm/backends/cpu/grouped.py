@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...core.dispatch import Support
 from ...core.errors import ShapeError
+from ...core.groups import one_by_one
 from ...core.plan import Launch
 from ...core.problem import Problem
 from ...core.weights import Int4Parts
@@ -38,20 +39,7 @@ def dense_problem(problem: Problem) -> Problem:
 
 
 def _bind_list(kernel: CpuKernel, problem: Problem) -> Launch:
-    one = kernel.bind(dense_problem(problem))
-
-    def launch(
-        out: list[Tensor],
-        a: list[Tensor],
-        b: list[Tensor],
-        c: list[Tensor] | None,
-        alpha: list[float],
-        beta: list[float],
-    ) -> None:
-        for i in range(len(out)):
-            one(out[i], a[i], b[i], None if c is None else c[i], alpha[i], beta[i])
-
-    return launch
+    return one_by_one(kernel.bind(dense_problem(problem)))
 
 
 # ------------------------------------------------------------------------- rows of one matrix, or rows of a slab

@@ -1,0 +1,106 @@
+"""A vendor's library, opened: its functions with their C types, and its statuses as our errors."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from ctypes import POINTER, c_float, c_int, c_longlong, c_size_t, c_void_p
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import DeviceError, LayoutError, OmniGemmError, UnsupportedError
+from .vendors import OPTIONAL, STATUSES, Vendor
+
+_TYPES: dict[str, list[Any]] = {
+    "create": [POINTER(c_void_p)],
+    "destroy": [c_void_p],
+    "set_stream": [c_void_p, c_void_p],
+    "set_workspace": [c_void_p, c_void_p, c_size_t],
+    # handle, op A, op B, m, n, k, alpha, A with type, leading dimension and batch stride, the same for B, beta, the
+    # same for C, batch, compute type, algorithm
+    "gemm": [
+        c_void_p, c_int, c_int, c_int, c_int, c_int,
+        POINTER(c_float), c_void_p, c_int, c_int, c_longlong,
+        c_void_p, c_int, c_int, c_longlong,
+        POINTER(c_float), c_void_p, c_int, c_int, c_longlong,
+        c_int, c_int, c_int,
+    ],
+}  # fmt: skip
+
+
+class Library:
+    """`call` runs a function and raises what it answers; `has` tells about the optional ones."""
+
+    def __init__(self, vendor: Vendor, path: str) -> None:
+        self.vendor, self.path = vendor, path
+        loaded = _open(vendor, path)
+        self._functions: dict[str, Any] = {}
+        for name, types in _TYPES.items():
+            symbol = vendor.symbols[name]
+            try:
+                function = getattr(loaded, symbol)
+            except AttributeError:
+                if name in OPTIONAL:
+                    continue
+                raise DeviceError(f"{vendor.title}: {path} lacks the function {symbol}") from None
+            function.argtypes, function.restype = types, c_int
+            self._functions[name] = function
+        self._wait = _wait(vendor, path) if vendor.wait else None
+
+    def has(self, name: str) -> bool:
+        return name in self._functions
+
+    def call(self, name: str, *arguments: Any) -> None:
+        status = self._functions[name](*arguments)
+        if status:
+            raise failure(self.vendor, self.vendor.symbols[name], status)
+
+    def wait(self, stream: int) -> None:
+        """Until the stream is done, where the vendor asks for that before memory is given back."""
+        if self._wait is not None:
+            status = self._wait(stream)
+            if status:
+                raise failure(self.vendor, str(self.vendor.wait), status)
+
+
+def failure(vendor: Vendor, symbol: str, status: int) -> OmniGemmError:
+    """A status as an error of ours, with the vendor's name and code."""
+    text = f"{vendor.title}: {symbol} answers {STATUSES.get(status, 'an unknown status')} ({status})"
+    return {7: LayoutError, 15: UnsupportedError}.get(status, DeviceError)(text)
+
+
+def _open(vendor: Vendor, path: str) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(path)
+    except OSError as error:
+        raise DeviceError(f"{vendor.title}: {path} cannot be loaded: {error}") from error
+
+
+def _wait(vendor: Vendor, path: str) -> Any:
+    """The function that waits, from the runtime next to the library, or wherever the loader finds it."""
+    problems = []
+    for name in vendor.runtime:
+        beside = Path(path).parent / name
+        try:
+            function = getattr(ctypes.CDLL(str(beside) if beside.exists() else name), str(vendor.wait))
+        except (OSError, AttributeError) as error:
+            problems.append(f"{name}: {error}")
+            continue
+        function.argtypes, function.restype = [c_void_p], c_int
+        return function
+    raise DeviceError(f"{vendor.title}: {vendor.wait} is not found, {'; '.join(problems) or 'no runtime is named'}")
+
+
+def candidates(vendor: Vendor) -> Iterator[str]:
+    """Where the library may be: in the vendor's folder if there is one, else where the loader looks."""
+    if vendor.home is not None:
+        home = os.environ.get(vendor.home)
+        if not home:
+            return
+        for folder in vendor.folders:
+            for name in vendor.libraries:
+                if (file := Path(home) / folder / name).is_file():
+                    yield str(file)
+        return
+    yield from vendor.libraries
