@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import omnigemm
@@ -62,6 +63,27 @@ def test_a_mode_sees_the_operator() -> None:
     with Watch() as watch:
         omnigemm.fp8_gemm(*given)
     assert OP.default in watch.seen
+
+
+def test_a_function_mode_sees_the_operator() -> None:
+    class Functions(TorchFunctionMode):
+        seen: list[Any] = []  # noqa: RUF012
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    given = operands()
+    with Functions() as mode:
+        omnigemm.fp8_gemm(*given)
+    assert OP.default in mode.seen
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_traced_call_is_an_operator_and_not_a_constant() -> None:
+    a, b, a_scale, b_scale = operands()
+    traced = torch.jit.trace(lambda scale: omnigemm.fp8_gemm(a, b, scale, b_scale), (a_scale,), check_trace=False)
+    assert torch.equal(traced(2 * a_scale), omnigemm.fp8_gemm(a, b, 2 * a_scale, b_scale))
 
 
 def test_fake_tensors_stay_fake() -> None:

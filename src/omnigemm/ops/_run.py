@@ -183,12 +183,17 @@ _LONG_WAY = object()
 def _shortcut(
     ops: Ops, arguments: Operands, out: Tensor | None, out_dtype: torch.dtype | None, backend: str | None
 ) -> Any:
-    """Run a call without torch's dispatcher, or answer _LONG_WAY if somebody looks: a mode, a transform, a subclass of
-    Tensor, or gradients. The dispatcher costs two microseconds, and with none of these it changes nothing.
+    """Run a call without torch's dispatcher, or answer _LONG_WAY if somebody looks: a mode, a tracer, a transform, a
+    subclass of Tensor, or gradients. The dispatcher costs two microseconds, and with none of these it changes nothing.
 
     Written out in one piece, because each call of a function costs a tenth of a microsecond.
     """
-    if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
+    if (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._get_tracing_state() is not None
+    ):
         return _LONG_WAY
     gradients = torch.is_grad_enabled()
     operation = ops.operation
