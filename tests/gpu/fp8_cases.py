@@ -105,6 +105,7 @@ def run(config: sm90.Config, made: Problem) -> None:
     # Rows of the frame begin at multiples of 16 bytes whatever N is, so that the kernel itself writes into it.
     frame = torch.full((made.m + 2, -(-made.n // 8) * 8 + 8), float("nan"), device="cuda", dtype=_OUTS[made.out_dtype])
     launch = fp8.Launch(made, config, 0, gpu.of(0).multiprocessors)
+    assert launch._loaded.local_bytes == 0, "registers are spilled"
     launch(frame[1:-1, : made.n], *given)
     close(frame[1:-1, : made.n], given)
     assert bool(frame[0].isnan().all())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from omnigemm.backends.cuda import choice, fp8
 from omnigemm.backends.cuda.choice import RUNNERS_UP, Choice, choices, deepest, table
 from omnigemm.backends.cuda.gpu import KNOWN, Gpu
-from omnigemm.backends.cuda.jit import Result, available, cache, warm
+from omnigemm.backends.cuda.jit import KernelSpec, Result
 from omnigemm.backends.cuda.sm90 import SHARED_BYTES, SHARED_PER_SM, Config, Variant
 
 H200 = KNOWN["h200"]
@@ -138,13 +139,8 @@ CHOSEN = [
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> list[Result]:
-    if not available():
-        pytest.skip(available().reason)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMNIGEMM_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        cache.forget()
-        return warm([fp8.spec(choices(what, m, H200)[0].config, what) for what, m in CHOSEN])
+def results(compile_all: Callable[[Sequence[KernelSpec]], list[Result]]) -> list[Result]:
+    return compile_all([fp8.spec(choices(what, m, H200)[0].config, what) for what, m in CHOSEN])
 
 
 def _label(i: int) -> str:
@@ -153,11 +149,8 @@ def _label(i: int) -> str:
 
 
 @pytest.mark.parametrize("i", range(len(CHOSEN)), ids=_label)
-def test_what_is_chosen_compiles_without_spills(results: list[Result], i: int) -> None:
+def test_what_is_chosen_compiles_without_spills(
+    results: list[Result], compiles_clean: Callable[[Result], None], i: int
+) -> None:
     """A config that spills is not what the model or the measurement had in mind, and a warning to the user."""
-    assert results[i].ok, results[i].error
-    compiled = results[i].compiled
-    assert compiled is not None
-    if compiled.resources is None:
-        pytest.skip("this NVRTC does not tell what ptxas says; tests/gpu asks the driver for spills")
-    assert compiled.resources.spill_bytes == 0, choices(*CHOSEN[i], H200)[0].config
+    compiles_clean(results[i])
