@@ -29,26 +29,22 @@ def cuda_caller() -> Caller:
     )
 
 
-def tf32_allowed() -> bool:
-    """As torch's own products see it. Reading `allow_tf32` is an error once somebody used torch's newer switch."""
-    precision = getattr(torch._C, "_get_fp32_precision_getter", None)
-    if precision is None:  # before torch 2.9
-        return bool(torch.backends.cuda.matmul.allow_tf32)
-    return bool(precision("cuda", "matmul") == "tf32")
-
-
-def _allowed(getter: Callable[[], Any]) -> bool:
+def _answer(getter: Callable[[], Any]) -> Callable[[], bool]:
     """Newer versions of torch answer with a second switch, about split K, which is the library's choice here."""
-    found = getter()
-    return bool(found[0] if isinstance(found, tuple) else found)
+    return (lambda: getter()[0]) if isinstance(getter(), tuple) else getter
 
 
-_REDUCTIONS: dict[torch.dtype, Callable[[], Any]] = {
-    torch.float16: torch._C._get_cublas_allow_fp16_reduced_precision_reduction,
-    torch.bfloat16: torch._C._get_cublas_allow_bf16_reduced_precision_reduction,
+# Whether partial sums of a split K may be added up in the type of the result.
+may_reduce_in_16_bits: dict[torch.dtype, Callable[[], bool]] = {
+    torch.float16: _answer(torch._C._get_cublas_allow_fp16_reduced_precision_reduction),
+    torch.bfloat16: _answer(torch._C._get_cublas_allow_bf16_reduced_precision_reduction),
 }
 
+_fp32_precision: Callable[[str, str], str] | None = getattr(torch._C, "_get_fp32_precision_getter", None)
 
-def may_reduce_in_16_bits(dtype: torch.dtype) -> bool:
-    """Whether partial sums of a split K may be added up in the type of the result."""
-    return dtype in _REDUCTIONS and _allowed(_REDUCTIONS[dtype])
+
+def tf32_allowed() -> bool:
+    """As torch's own products see it. Reading `allow_tf32` is an error once somebody used torch's newer switch."""
+    if _fp32_precision is None:  # before torch 2.9
+        return bool(torch.backends.cuda.matmul.allow_tf32)
+    return _fp32_precision("cuda", "matmul") == "tf32"

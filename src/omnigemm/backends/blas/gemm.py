@@ -6,6 +6,7 @@ A row-major matrix is the transpose of a column-major one, so D^T = B^T A^T comp
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,12 +19,12 @@ from .matrices import Matrices, readable
 from .pool import Pool
 
 TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}  # CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF
-_COMPUTE_32F, _COMPUTE_TF32 = 68, 77
-_REDUCE_IN_32_BITS = 16  # a math mode: CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
-
 # C values, made once: with these, calling the function costs a third of what it costs with numbers.
 _int, _long, address = ctypes.c_int.from_param, ctypes.c_longlong.from_param, ctypes.c_void_p.from_param
 _ALGORITHM = _int(-1)  # the library's own choice
+# A compute type (CUBLAS_COMPUTE_32F or CUBLAS_COMPUTE_32F_FAST_TF32), and a math mode (the default, or
+# CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION).
+_USUAL, _TF32, _REDUCED_IN_FP32 = (_int(68), 0), (_int(77), 0), (_int(68), 16)
 _ONE, _ZERO = ctypes.byref(ctypes.c_float(1.0)), ctypes.byref(ctypes.c_float(0.0))
 
 
@@ -47,12 +48,14 @@ class Gemm:
         found = self._pools.get(index)
         return found or self._pools.setdefault(index, Pool(self.library, device, self.caller))
 
-    def compute_type(self, dtype: torch.dtype) -> int:
-        return _COMPUTE_TF32 if dtype == torch.float32 and tf32_allowed() else _COMPUTE_32F
-
-    def math_mode(self, dtype: torch.dtype) -> int:
-        exact = dtype != torch.float32 and not may_reduce_in_16_bits(dtype)
-        return _REDUCE_IN_32_BITS if exact and self.library.has("set_math_mode") else 0
+    def precision(self, dtype: torch.dtype) -> Callable[[], tuple[Any, int]]:
+        """Tells the compute type and the math mode that torch's switches ask for at the time."""
+        if dtype == torch.float32:
+            return lambda: _TF32 if tf32_allowed() else _USUAL
+        if not self.library.has("set_math_mode"):
+            return lambda: _USUAL
+        allowed = may_reduce_in_16_bits[dtype]
+        return lambda: _USUAL if allowed() else _REDUCED_IN_FP32
 
     def wait(self, device: torch.device) -> None:
         self.library.wait(self.caller.stream(device.index or 0))
@@ -94,12 +97,11 @@ class Gemm:
 
         first_layout, second_layout, out_layout = layout(dtype, first), layout(dtype, second), layout(out.dtype, d)
         count = () if single else (_int(batch),)
-        computes = {value: _int(value) for value in (_COMPUTE_32F, _COMPUTE_TF32)}
         in_place = c is not None and (c.shape, c.stride(), c.dtype) == (out.shape, out.stride(), out.dtype)
         adds = c is not None
         function, pool = self.library.function(name), self.pool(out.device)
         current_device, take, give = self.caller.device, pool.take, pool.give
-        compute_type, math_mode = self.compute_type, self.math_mode
+        precision = self.precision(dtype)
 
         def run(out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, alpha: float, beta: float) -> None:
             if current_device() != index:
@@ -109,7 +111,7 @@ class Gemm:
                 with torch._C._AutoDispatchBelowAutograd():
                     out.copy_(c.expand_as(out))
             x, y = (b, a) if swap else (a, b)
-            mode, compute = math_mode(dtype), computes[compute_type(dtype)]
+            compute, mode = precision()
             handle = take()
             try:
                 if handle.math_mode != mode:

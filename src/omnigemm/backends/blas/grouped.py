@@ -90,6 +90,7 @@ class Grouped:
         ones, kind = ints([1] * count), ctypes.c_int(TYPES[dtype])
         product, library = self._product, self._product.library
         function, pool = library.function("gemm_grouped"), product.pool(device)
+        precision = product.precision(dtype)
 
         def run(out: Tensors, a: Tensors, b: Tensors, c: Tensors | None, alpha: Numbers, beta: Numbers) -> None:
             if product.caller.device() != index:
@@ -110,7 +111,7 @@ class Grouped:
                 table = torch.tensor(addresses, dtype=torch.int64).to(device, non_blocking=True)
             start, size = table.data_ptr(), 8 * count
             factors = [(ctypes.c_float * count)(*(values[i] for i in full)) for values in (alpha, beta)]
-            mode, compute = product.math_mode(dtype), product.compute_type(dtype)
+            compute, mode = precision()
             handle = pool.take()
             try:
                 if handle.math_mode != mode:
