@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -251,6 +252,51 @@ def test_through_the_operation(standin: Any) -> None:
     plan = omnigemm.plan("gemm", m=4, n=5, k=6, dtype="fp32")
     assert (plan.backend, plan.kernel, plan.workspace_bytes) == ("blas", "nvidia", 0)
     assert torch.equal(plan.run(a, b), exact(a, b).float())
+
+
+@pytest.mark.usefixtures("_registered")
+def test_a_warm_call_skips_the_dispatcher_and_its_signature_is_that_of_a_cold_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    a, b, c = torch.randn(4, 6), torch.randn(6, 5), torch.randn(4, 5)
+    torch.ops.omnigemm.gemm(a, b, c, 0.25, 3.0, None, None)  # as torch.compile calls it
+    assert len(calls) == 1
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the long way")
+
+    monkeypatch.setattr("omnigemm.ops._run.execute", refuse)
+    for alpha, beta in ((0.5, 2.0), (-7.0, float("inf")), (2, 3)):
+        torch.testing.assert_close(omnigemm.gemm(a, b, c, alpha=alpha, beta=beta), exact(a, b, c, alpha, beta).float())
+    for alpha, beta in ((1.0, 2.0), (0.5, 0.0), (0.0, 2.0), (0.5, 1.0)):  # these choose, so they are plans of their own
+        with pytest.raises(AssertionError, match="the long way"):
+            omnigemm.gemm(a, b, c, alpha=alpha, beta=beta)
+
+
+@pytest.mark.usefixtures("_registered")
+def test_c_may_be_out_without_a_closer_look_and_other_operands_may_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    room = torch.randn(4, 4, 4)
+    a, b, out, _ = room
+    looked: list[str] = []
+    module = sys.modules["omnigemm.ops.gemm"]  # by name, the package has the function
+    real = module.need_distinct
+
+    def need_distinct(op: str, *rest: Any, **words: Any) -> None:
+        looked.append(op)
+        real(op, *rest, **words)
+
+    monkeypatch.setattr(module, "need_distinct", need_distinct)
+    for _ in range(2):  # cold and warm
+        want = exact(a, b, out, 2.0, 0.5).float()
+        torch.testing.assert_close(omnigemm.gemm(a, b, out, alpha=2.0, beta=0.5, out=out), want)
+    assert not looked
+    for _ in range(2):
+        with pytest.raises(omnigemm.LayoutError, match="shares memory with a"):
+            omnigemm.gemm(a, b, a, alpha=2.0, beta=0.5, out=a)
+        shifted = room.flatten()[33:49].view(4, 4)
+        with pytest.raises(omnigemm.LayoutError, match="shares memory with c"):
+            omnigemm.gemm(a, b, out, alpha=2.0, beta=0.5, out=shifted)
+    assert looked
 
 
 def test_what_is_refused(standin: Any) -> None:
