@@ -10,6 +10,7 @@ import torch
 
 import omnigemm
 from backends.blas.cases import caller, exact, kernel, opened, pool, product, products, twos, word
+from omnigemm.backends.blas.pool import Pool
 
 
 def test_a_handle_is_kept_for_its_stream(standin: Any) -> None:
@@ -83,6 +84,25 @@ def test_no_more_handles(standin: Any) -> None:
     assert handles.take() is one
 
 
+def test_no_memory_for_a_workspace(standin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    captures = [False]
+    backend = opened(standin, by=caller(capturing=lambda: captures[0]))
+    handles = pool(backend)
+
+    def refuse(self: Pool) -> None:
+        raise torch.OutOfMemoryError("for the test")
+
+    for captures[0], live in ((False, 1), (True, 2)):
+        with monkeypatch.context() as patch:
+            patch.setattr(Pool, "_workspace", refuse)
+            with pytest.raises(torch.OutOfMemoryError):
+                twos(backend)
+        assert standin.live_handles() == live
+        twos(backend)
+    handles.close()
+    assert standin.live_handles() == 0
+
+
 # ------------------------------------------------------------------------------------------------------- captures
 
 
@@ -113,7 +133,7 @@ def test_a_capture_before_any_call_is_refused(standin: Any) -> None:
     backend = opened(standin, by=caller(capturing=lambda: captures[0]))
     out = torch.full((2, 2), 5.0)
     with pytest.raises(omnigemm.DeviceError, match=r"no handle is ready on cpu.*call the operation once before"):
-        product(backend, out, torch.ones(2, 2), torch.ones(2, 2))
+        product(backend, out, torch.ones(2, 2), torch.ones(2, 2), torch.ones(2, 2), 1.0, 1.0)
     assert bool((out == 5.0).all())
     assert standin.log() == []
     captures[0] = False

@@ -107,13 +107,13 @@ class Gemm:
             if current_device() != index:
                 with torch.cuda.device(index):
                     return run(out, a, b, c, alpha, beta)
-            if adds and c is not None and not (in_place and c.data_ptr() == out.data_ptr()):
-                with torch._C._AutoDispatchBelowAutograd():
-                    out.copy_(c.expand_as(out))
             x, y = (b, a) if swap else (a, b)
             compute, mode = precision()
-            handle = take()
+            handle = take()  # before anything is written: there may be none
             try:
+                if adds and c is not None and not (in_place and c.data_ptr() == out.data_ptr()):
+                    with torch._C._AutoDispatchBelowAutograd():
+                        out.copy_(c.expand_as(out))
                 if handle.math_mode != mode:
                     handle.set_math_mode(mode)
                 status = function(

@@ -39,16 +39,14 @@ class Grouped:
 
     def bind(self, out: Tensors, a: Tensors, b: Tensors, c: Tensors | None, alpha: Numbers, beta: Numbers) -> Launch:
         """The launch for lists of tensors that lie like these."""
-        loop = self._loop(range(len(out)), out, a, b, c, alpha, beta)
         # Groups with nothing to add up are beta C, which is not the vendor's business.
         full = [i for i in range(len(out)) if out[i].numel() and a[i].size(1)]
+        rest = [i for i in range(len(out)) if not (out[i].numel() and a[i].size(1))]
         forms = [(Matrices.of(out[i]), Matrices.of(a[i]), Matrices.of(b[i])) for i in full]
         one_call = self.in_one_call(name_of(a[0].dtype), name_of(out[0].dtype))
         if not one_call or not full or any(None in three for three in forms):
-            return loop
-        rest = [i for i in range(len(out)) if i not in full]
-        others = self._loop(rest, out, a, b, c, alpha, beta)
-        return self._at_once(full, forms, out, a, loop, others)
+            return self._loop(range(len(out)), out, a, b, c, alpha, beta)
+        return self._at_once(full, forms, out, a, self._loop(rest, out, a, b, c, alpha, beta))
 
     def _loop(
         self,
@@ -69,10 +67,9 @@ class Grouped:
 
         return run
 
-    def _at_once(
-        self, full: Sequence[int], forms: Sequence[Any], out: Tensors, a: Tensors, loop: Launch, others: Launch
-    ) -> Launch:
+    def _at_once(self, full: Sequence[int], forms: Sequence[Any], out: Tensors, a: Tensors, others: Launch) -> Launch:
         """One call for the groups `full`. Sizes are arrays on the host, addresses an array on the device."""
+        loops: list[Launch] = []  # made at the first call that needs one
         count, dtype, device = len(full), a[0].dtype, out[0].device
         index = device.index or 0
         swaps = [d.rowwise for d, _, _ in forms]
@@ -101,7 +98,9 @@ class Grouped:
             addresses += [out[i].data_ptr() for i in full]
             # A capture would record a copy from host memory that is gone when the graph is replayed.
             if product.caller.capturing() or any(one % _ALIGN for one in addresses):
-                return loop(out, a, b, c, alpha, beta)
+                if not loops:
+                    loops.append(self._loop(range(len(out)), out, a, b, c, alpha, beta))
+                return loops[0](out, a, b, c, alpha, beta)
             others(out, a, b, c, alpha, beta)
             with torch._C._AutoDispatchBelowAutograd():
                 for i in full:

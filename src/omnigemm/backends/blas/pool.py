@@ -75,9 +75,10 @@ class Pool:
     def _made(self, stream: int) -> Handle:
         if not self._free:  # the first on this device: making one is not possible in a capture
             self.give(Handle(self._library))
+        workspace = self._workspace()  # first: if memory is out, no handle is lost
         made = Handle(self._library)
         try:
-            made.bind(stream, self._workspace())
+            made.bind(stream, workspace)
         except OmniGemmError:
             made.destroy()
             raise
@@ -85,6 +86,7 @@ class Pool:
         return made
 
     def _bound_for_capture(self, stream: int) -> Handle:
+        workspace = self._workspace()
         for free in (self._free.get(None, []), *tuple(self._free.values())):
             try:
                 taken = free.pop()
@@ -92,7 +94,7 @@ class Pool:
                 continue
             taken.stream = None
             try:
-                taken.bind(stream, self._workspace())
+                taken.bind(stream, workspace)
             except OmniGemmError:
                 self.give(taken)
                 raise
