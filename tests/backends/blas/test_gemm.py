@@ -99,6 +99,14 @@ def test_a_row_that_repeats_is_copied(standin: Any) -> None:
     assert Matrices.of(torch.empty(0, 3, device="meta").as_strided((2, 3), (2**31, 1))) is None
 
 
+def test_strides_of_a_single_row_or_column_mean_nothing() -> None:
+    x = torch.empty(12)
+    assert Matrices.of(x.as_strided((1, 6), (0, 1))) == (True, 6, 0)
+    assert Matrices.of(x.as_strided((6, 1), (1, 0))) == (True, 1, 0)
+    assert Matrices.of(x.as_strided((1, 6), (0, 2))) == (False, 2, 0)
+    assert Matrices.of(x.as_strided((1, 3, 4), (0, 4, 1))) == (True, 4, 0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=name_of)
 def test_wide_results(standin: Any, dtype: torch.dtype) -> None:
     a, b, c = torch.randn(4, 6).to(dtype), torch.randn(6, 5).to(dtype), torch.randn(4, 5).to(dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor
 
 import omnigemm
-from backends.blas.cases import CPU, FLOATS, caller, exact, kernel, opened, products
+from backends.blas.cases import CPU, FLOATS, STREAM, caller, exact, kernel, opened, products, word
+from omnigemm.backends.blas.caller import Caller
 from omnigemm.core.dtypes import name_of
 from omnigemm.core.problem import describe
 from omnigemm.ops._run import calls
@@ -100,6 +102,47 @@ def test_what_the_vendors_function_does_not_take_is_a_loop(standin: Any, why: st
     found.groups(out, a, b, None, [1.0] * 5, [0.0] * 5)
     check(out, a, b, c, [1.0] * 5, [0.0] * 5)
     assert [line.split()[0] for line in products(standin.log())[before:]] == ["gemm_single"] * 3
+
+
+def test_handles_and_switches_are_those_of_single_products(standin: Any) -> None:
+    found = kernel(opened(standin))
+    a, b, c = lists(torch.float16)
+    matmul = torch.backends.cuda.matmul
+    try:
+        for allowed in (True, False):
+            matmul.allow_fp16_reduced_precision_reduction = allowed
+            found.groups(c, a, b, None, [1.0] * 5, [0.0] * 5)
+    finally:
+        matmul.allow_fp16_reduced_precision_reduction = True
+    modes = [word(line, "mode") for line in standin.log() if line.startswith("group ")]
+    assert modes == ["0"] * 3 + ["16"] * 3
+    assert standin.live_handles() == 2
+
+
+def test_a_vendor_that_must_be_waited_for(standin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = kernel(opened(standin))
+    waited: list[int] = []
+    monkeypatch.setattr(found.product.library, "_wait", lambda stream: waited.append(stream) or 0)
+    a, b, c = lists(torch.float16)
+    found.groups(c, a, b, None, [1.0] * 5, [0.0] * 5)
+    assert waited == [STREAM]
+
+
+def test_lists_on_another_device(standin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    where = [1]
+
+    @contextlib.contextmanager
+    def device(index: int) -> Iterator[None]:
+        where[0] = index
+        yield
+        where[0] = 1
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    found = kernel(opened(standin, by=Caller(lambda: where[0], lambda index: 0x50 + where[0], lambda: False)))
+    a, b, c = lists(torch.float16)
+    found.groups(c, a, b, None, [1.0] * 5, [0.0] * 5)
+    assert {word(line, "stream") for line in standin.log() if line.startswith("group ")} == {"0x50"}
+    assert where == [1]
 
 
 def test_a_status_of_the_grouped_function(standin: Any) -> None:

@@ -97,7 +97,6 @@ class Gemm:
 
         first_layout, second_layout, out_layout = layout(dtype, first), layout(dtype, second), layout(out.dtype, d)
         count = () if single else (_int(batch),)
-        in_place = c is not None and (c.shape, c.stride(), c.dtype) == (out.shape, out.stride(), out.dtype)
         adds = c is not None
         function, pool = self.library.function(name), self.pool(out.device)
         current_device, take, give = self.caller.device, pool.take, pool.give
@@ -111,7 +110,8 @@ class Gemm:
             compute, mode = precision()
             handle = take()  # before anything is written: there may be none
             try:
-                if adds and c is not None and not (in_place and c.data_ptr() == out.data_ptr()):
+                # A C that begins where `out` does is `out`: any other overlap was refused.
+                if adds and c is not None and c.data_ptr() != out.data_ptr():
                     with torch._C._AutoDispatchBelowAutograd():
                         out.copy_(c.expand_as(out))
                 if handle.math_mode != mode:
@@ -119,7 +119,7 @@ class Gemm:
                 status = function(
                     handle.parameter, *head,
                     number(alpha), address(x.data_ptr()), *first_layout, address(y.data_ptr()), *second_layout,
-                    number(beta) if adds else _ZERO, address(out.data_ptr()), *out_layout,
+                    number(beta), address(out.data_ptr()), *out_layout,
                     *count, compute, _ALGORITHM,
                 )  # fmt: skip
             finally:

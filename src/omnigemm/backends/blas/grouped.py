@@ -104,7 +104,7 @@ class Grouped:
             others(out, a, b, c, alpha, beta)
             with torch._C._AutoDispatchBelowAutograd():
                 for i in full:
-                    if c is not None and beta[i] != 0.0 and not _same(c[i], out[i]):
+                    if c is not None and beta[i] != 0.0 and c[i].data_ptr() != out[i].data_ptr():
                         out[i].copy_(c[i].expand_as(out[i]))
                 # From ordinary memory, the driver takes its own copy before this returns.
                 table = torch.tensor(addresses, dtype=torch.int64).to(device, non_blocking=True)
@@ -150,7 +150,3 @@ class Grouped:
                     self(outs, lefts, [b[group].t() for group in groups], None, [1.0] * count, [0.0] * count)
 
         return launch
-
-
-def _same(x: Tensor, y: Tensor) -> bool:
-    return x.data_ptr() == y.data_ptr() and x.shape == y.shape and x.stride() == y.stride() and x.dtype == y.dtype

@@ -27,10 +27,8 @@ class Matrices(NamedTuple):
             leading = columns if rows == 1 else down
             if columns <= leading <= LIMIT:
                 return Matrices(True, leading, step)
-        if rows == 1 or down == 1:
-            leading = rows if columns == 1 else across
-            if rows <= leading <= LIMIT:
-                return Matrices(False, leading, step)
+        if (rows == 1 or down == 1) and rows <= across <= LIMIT:
+            return Matrices(False, across, step)
         return None
 
 
