@@ -26,7 +26,7 @@ ENVIRONMENT: dict[str, tuple[str, str]] = {
     "OMNIGEMM_CACHE_DIR": ("folder for compiled kernels", "~/.cache/omnigemm"),
     "OMNIGEMM_BLAS_LIBRARY": (
         "the cuBLAS-compatible library to use: nvidia or kunlun, with :path if it is elsewhere than usual",
-        "none",
+        "on NVIDIA GPUs, the cuBLAS that torch uses",
     ),
     "OMNIGEMM_LOG": ("debug: print each new problem with the kernel that it got", "off"),
 }

@@ -60,7 +60,7 @@ def table() -> str:
         return backend.supports(problem, torch.device("cpu"))  # type: ignore[no-any-return]
 
     names = [
-        {"cuda": "cuda (sm_90)", "blas": "blas (if named)"}.get(backend.name, backend.name) for backend in backends()
+        {"cuda": "cuda (sm_90)", "blas": "blas (cuBLAS)"}.get(backend.name, backend.name) for backend in backends()
     ]
     lines = [
         "| operation | operands | scales | " + " | ".join(names) + " |",

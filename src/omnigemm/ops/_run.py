@@ -32,7 +32,7 @@ class Operation:
     """`check(operands, out, out_dtype)` validates metadata; `describe(operands, result)` names the problem.
 
     `collect` turns the public arguments (without out, out_dtype and backend) into operands; `distinct` refuses an
-    `out` that shares memory with an input.
+    `out` that shares memory with an input. The operand at `may_be_out` may be `out` itself.
     """
 
     name: str
@@ -40,6 +40,7 @@ class Operation:
     describe: Callable[[Operands, Any], Problem]
     collect: Callable[..., Operands]
     distinct: Callable[[Operands, Any], None]
+    may_be_out: int | None = None
 
 
 class Ops(NamedTuple):
@@ -52,6 +53,13 @@ class Ops(NamedTuple):
     writer: Any
 
 
+class Reach(NamedTuple):
+    """Bytes from first to last."""
+
+    out: int
+    operands: tuple[tuple[int, int], ...]  # position and bytes of those that are tensors with elements
+
+
 class Call(NamedTuple):
     """All that a warm call needs, worked out once for its signature."""
 
@@ -59,7 +67,7 @@ class Call(NamedTuple):
     result: Any  # OutSpec, or a list of them
     launch: Launch
     strides: tuple[int, ...] | None = None  # of a fresh result, if it is one tensor
-    reach: tuple[int, ...] | None = None  # bytes from first to last of `out` and of each operand, if those are tensors
+    reach: Reach | None = None  # if `out` and operands are tensors
 
 
 calls: PlanCache[Call] = PlanCache()
@@ -97,22 +105,21 @@ def execute(
     return _launch(operation, call, operands, out)
 
 
-def _reach(out: Any, operands: Operands) -> tuple[int, ...] | None:
-    values = (out, *operands)
-    if any(isinstance(one, (list, tuple)) for one in values):
+def _reach(out: Any, operands: Operands) -> Reach | None:
+    if any(isinstance(one, (list, tuple)) for one in (out, *operands)):
         return None
-    return tuple(reach(one) if isinstance(one, Tensor) else 0 for one in values)
+    found = ((i, reach(one)) for i, one in enumerate(operands) if isinstance(one, Tensor))
+    return Reach(reach(out), tuple((i, size) for i, size in found if size))
 
 
-def _far_apart(sizes: tuple[int, ...], out: Tensor, operands: Operands) -> bool:
+def _far_apart(sizes: Reach, out: Tensor, operands: Operands, may_be_out: int | None) -> bool:
     """Whether `out` begins after or ends before each operand: then it needs no closer look."""
     start = out.data_ptr()
-    end = start + sizes[0]
-    for size, one in zip(sizes[1:], operands, strict=True):
-        if size:
-            other = one.data_ptr()
-            if other < end and start < other + size:
-                return False
+    end = start + sizes.out
+    for i, size in sizes.operands:
+        other = operands[i].data_ptr()
+        if other < end and start < other + size and not (i == may_be_out and operands[i] is out):
+            return False
     return True
 
 
@@ -123,7 +130,7 @@ def _launch(operation: Operation, call: Call, operands: Operands, out: Any) -> A
         else:  # a microsecond less than torch.empty
             spec = call.result
             out = torch.empty_strided(spec.shape, call.strides, dtype=spec.dtype, device=spec.device)
-    elif call.reach is None or not _far_apart(call.reach, out, operands):
+    elif call.reach is None or not _far_apart(call.reach, out, operands, operation.may_be_out):
         operation.distinct(operands, out)
     if call.plan.uses_torch:
         # Parameters that require gradients are fine operands; torch's kernels with out= would refuse them otherwise.
@@ -179,6 +186,12 @@ _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 
 _LONG_WAY = object()
 
+# Whoever looks at calls. Found once: looking each of them up costs as much as asking it.
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_modes = torch._C._len_torch_function_stack
+_transforms = torch._C._functorch.peek_interpreter_stack
+_tracer = torch._C._get_tracing_state
+
 
 def _shortcut(
     ops: Ops, arguments: Operands, out: Tensor | None, out_dtype: torch.dtype | None, backend: str | None
@@ -188,12 +201,7 @@ def _shortcut(
 
     Written out in one piece, because each call of a function costs a tenth of a microsecond.
     """
-    if (
-        torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch._C._get_tracing_state() is not None
-    ):
+    if _dispatch_modes() or _function_modes() or _transforms() is not None or _tracer() is not None:
         return _LONG_WAY
     gradients = torch.is_grad_enabled()
     operation = ops.operation
@@ -203,6 +211,8 @@ def _shortcut(
             key.append(None)
         elif type(one) in _PLAIN and not (gradients and one.requires_grad):
             key += (one.shape, one.stride(), one.dtype, one.device)
+        elif type(one) is float:
+            key.append(one if one == 0.0 or one == 1.0 else "number")  # as in _signature
         else:
             return _LONG_WAY
     operands = ops.gather(*arguments)

@@ -91,12 +91,18 @@ def _describe(operands: Operands, spec: OutSpec) -> Problem:
     )
 
 
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise DTypeError(f"gemm: {name} is {value!r}, expected a number")
+    return float(value)
+
+
 def _collect(a: Any, b: Any, c: Any = None, *, alpha: float = 1.0, beta: float = 0.0) -> Operands:
-    need_tensor("gemm", a=a, b=b, **({} if c is None else {"c": c}))
-    for name, value in (("alpha", alpha), ("beta", beta)):
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise DTypeError(f"gemm: {name} is {value!r}, expected a number")
-    return a, b, c, float(alpha), float(beta)
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor) and (c is None or isinstance(c, Tensor))):
+        need_tensor("gemm", a=a, b=b, **({} if c is None else {"c": c}))
+    if type(alpha) is not float or type(beta) is not float:
+        alpha, beta = _number("alpha", alpha), _number("beta", beta)
+    return a, b, c, alpha, beta
 
 
 def _distinct(operands: Operands, out: Tensor) -> None:
@@ -104,7 +110,7 @@ def _distinct(operands: Operands, out: Tensor) -> None:
     need_distinct("gemm", out, {"a": a, "b": b}, same_is_fine=c if beta != 0.0 else None)
 
 
-GEMM = Operation("gemm", _check, _describe, _collect, _distinct)
+GEMM = Operation("gemm", _check, _describe, _collect, _distinct, may_be_out=2)  # C
 _ops = register(
     GEMM,
     "gemm",

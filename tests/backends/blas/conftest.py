@@ -93,13 +93,19 @@ def standin_without_workspace(build_standin: Build) -> Standin:
 
 @pytest.fixture
 def standin_without_gemm(build_standin: Build) -> Standin:
-    """No cublasGemmStridedBatchedEx."""
+    """No products."""
     return build_standin("WITHOUT_GEMM")
 
 
 @pytest.fixture
+def standin_of_batches(build_standin: Build) -> Standin:
+    """Of products, only cublasGemmStridedBatchedEx; and no cublasSetMathMode."""
+    return build_standin("ONLY_BATCHES")
+
+
+@pytest.fixture
 def standin_without_bf16(build_standin: Build) -> Standin:
-    """cublasGemmStridedBatchedEx answers 15, not supported, to bf16."""
+    """Products answer 15, not supported, to bf16."""
     return build_standin("NO_BF16")
 
 

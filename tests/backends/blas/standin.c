@@ -4,7 +4,8 @@
 // at once. Options at compile time:
 //   -DSTANDIN_RUNTIME     only xpu_wait (and the control functions): the vendor's runtime library
 //   -DWITHOUT_WORKSPACE   no cublasSetWorkspace_v2
-//   -DWITHOUT_GEMM        no cublasGemmStridedBatchedEx
+//   -DWITHOUT_GEMM        no products at all
+//   -DONLY_BATCHES        no cublasGemmEx, no cublasGemmGroupedBatchedEx, no cublasSetMathMode
 //   -DNO_BF16             gemm knows no bf16
 #define _POSIX_C_SOURCE 200809L
 #include <math.h>
@@ -56,8 +57,14 @@ static struct failure {
     const char* function;
     int status, times;
 } failures[] = {
-    {"cublasCreate_v2", 0, 0},   {"cublasDestroy_v2", 0, 0},      {"cublasSetStream_v2", 0, 0},
-    {"cublasSetMathMode", 0, 0}, {"cublasSetWorkspace_v2", 0, 0}, {"cublasGemmStridedBatchedEx", 0, 0},
+    {"cublasCreate_v2", 0, 0},
+    {"cublasDestroy_v2", 0, 0},
+    {"cublasSetStream_v2", 0, 0},
+    {"cublasSetMathMode", 0, 0},
+    {"cublasSetWorkspace_v2", 0, 0},
+    {"cublasGemmEx", 0, 0},
+    {"cublasGemmStridedBatchedEx", 0, 0},
+    {"cublasGemmGroupedBatchedEx", 0, 0},
     {"xpu_wait", 0, 0},
 };
 enum { FUNCTIONS = sizeof failures / sizeof *failures };
@@ -82,8 +89,10 @@ struct handle {
     struct handle* next;
     char name[16];
     bool alive;
-    int busy;  // how many calls of gemm are inside
+    int busy;  // how many products are inside
+    int mode;
     void* stream;
+    void* workspace;
 };
 static struct handle* handles;
 static int created, overlaps, delay_us;
@@ -205,22 +214,28 @@ int cublasSetStream_v2(void* handle, void* stream) {
     pthread_mutex_lock(&lock);
     struct handle* h = find(handle);
     int status = enter("cublasSetStream_v2", handle, h);
-    if (status == SUCCESS) h->stream = stream;
+    if (status == SUCCESS) {
+        h->stream = stream;
+        h->workspace = NULL;  // as documented: the library's own from here on
+    }
     record(status, "set_stream %s 0x%llx", name(h), ADDRESS(stream));
     pthread_mutex_unlock(&lock);
     return status;
 }
 
+#ifndef ONLY_BATCHES
 int cublasSetMathMode(void* handle, int mode) {
     pthread_mutex_lock(&lock);
     struct handle* h = find(handle);
     int status = enter("cublasSetMathMode", handle, h);
     int base = mode & ~16;  // 16: no reductions in reduced precision; 0 to 3: default, tensor op, pedantic, TF32
     if (status == SUCCESS && (base < 0 || base > 3)) status = INVALID_VALUE;
+    if (status == SUCCESS) h->mode = mode;
     record(status, "set_math_mode %s %d", name(h), mode);
     pthread_mutex_unlock(&lock);
     return status;
 }
+#endif
 
 #ifndef WITHOUT_WORKSPACE
 int cublasSetWorkspace_v2(void* handle, void* workspace, size_t bytes) {
@@ -228,6 +243,7 @@ int cublasSetWorkspace_v2(void* handle, void* workspace, size_t bytes) {
     struct handle* h = find(handle);
     int status = enter("cublasSetWorkspace_v2", handle, h);
     if (status == SUCCESS && workspace == NULL && bytes > 0) status = INVALID_VALUE;
+    if (status == SUCCESS) h->workspace = workspace;
     record(status, "set_workspace %s 0x%llx %zu", name(h), ADDRESS(workspace), bytes);
     pthread_mutex_unlock(&lock);
     return status;
@@ -288,59 +304,151 @@ static void pack(double* to, const void* from, int type, int lines, int k, ptrdi
         for (int p = 0; p < k; p++) *to++ = load(from, type, start + i * line_step + p * step);
 }
 
-int cublasGemmStridedBatchedEx(void* handle, int transa, int transb, int m, int n, int k, const void* alpha,
-                               const void* A, int Atype, int lda, long long strideA, const void* B, int Btype, int ldb,
-                               long long strideB, const void* beta, void* C, int Ctype, int ldc, long long strideC,
-                               int batch, int computeType, int algo) {
-    bool empty = m == 0 || n == 0 || batch == 0;
-    pthread_mutex_lock(&lock);
-    struct handle* h = find(handle);
-    int status = enter("cublasGemmStridedBatchedEx", handle, h);
-    if (status == SUCCESS &&
-        (transa < 0 || transa > 2 || transb < 0 || transb > 2 || m < 0 || n < 0 || k < 0 || batch < 0 || lda < 1 ||
-         lda < (transa ? k : m) || ldb < 1 || ldb < (transb ? n : k) || ldc < 1 || ldc < m || alpha == NULL ||
-         beta == NULL || (!empty && (C == NULL || (k > 0 && (A == NULL || B == NULL))))))
-        status = INVALID_VALUE;
-    if (status == SUCCESS &&
-        (!type_known(Atype) || Btype != Atype || (Ctype != Atype && Ctype != R_32F) ||
-         !(computeType == COMPUTE_32F || (computeType == COMPUTE_32F_FAST_TF32 && Atype == R_32F)) ||
-         !((algo >= -1 && algo <= 23) || (algo >= 99 && algo <= 115))))
-        status = NOT_SUPPORTED;
-    record(status,
-           "gemm %s stream=0x%llx ta=%d tb=%d m=%d n=%d k=%d lda=%d ldb=%d ldc=%d sa=%lld sb=%lld sc=%lld batch=%d "
-           "types=%d,%d,%d compute=%d",
-           name(h), ADDRESS(h == NULL ? NULL : h->stream), transa, transb, m, n, k, lda, ldb, ldc, strideA, strideB,
-           strideC, batch, Atype, Btype, Ctype, computeType);
-    if (status == SUCCESS) h->busy++;
-    struct timespec delay = {delay_us / 1000000, delay_us % 1000000 * 1000L};
-    pthread_mutex_unlock(&lock);
-    if (status != SUCCESS) return status;
+// One product, or a batch of them, as all three functions take it.
+struct product {
+    int transa, transb, m, n, k;
+    const float *alpha, *beta;
+    const void *A, *B;
+    void* C;
+    int lda, ldb, ldc, batch;
+    long long step_a, step_b, step_c;
+};
 
-    if (delay.tv_sec > 0 || delay.tv_nsec > 0) nanosleep(&delay, NULL);
-    double a_factor = *(const float*)alpha, c_factor = *(const float*)beta;
-    double* rows = malloc((((size_t)m + (size_t)n) * (size_t)k + 1) * sizeof *rows);
-    double* columns = rows + (size_t)m * (size_t)k;
-    if (rows == NULL) status = ALLOC_FAILED;
-    for (int item = 0; item < batch && !empty && status == SUCCESS; item++) {
-        pack(rows, A, Atype, m, k, item * strideA, transa ? lda : 1, transa ? 1 : lda);
-        pack(columns, B, Btype, n, k, item * strideB, transb ? 1 : ldb, transb ? ldb : 1);
-        for (int j = 0; j < n; j++) {
-            for (int i = 0; i < m; i++) {
+struct kinds {
+    int a, b, c, compute;
+};
+
+static bool is_empty(const struct product* p) { return p->m == 0 || p->n == 0 || p->batch == 0; }
+
+static int check(const struct product* p, struct kinds kinds) {
+    if (p->transa < 0 || p->transa > 2 || p->transb < 0 || p->transb > 2 || p->m < 0 || p->n < 0 || p->k < 0 ||
+        p->batch < 0 || p->lda < 1 || p->lda < (p->transa ? p->k : p->m) || p->ldb < 1 ||
+        p->ldb < (p->transb ? p->n : p->k) || p->ldc < 1 || p->ldc < p->m || p->alpha == NULL || p->beta == NULL ||
+        (!is_empty(p) && (p->C == NULL || (p->k > 0 && (p->A == NULL || p->B == NULL)))))
+        return INVALID_VALUE;
+    bool known = type_known(kinds.a) && kinds.b == kinds.a && (kinds.c == kinds.a || kinds.c == R_32F);
+    bool fast = kinds.compute == COMPUTE_32F_FAST_TF32 && kinds.a == R_32F;
+    return known && (kinds.compute == COMPUTE_32F || fast) ? SUCCESS : NOT_SUPPORTED;
+}
+
+static bool algorithm_known(int algo) { return (algo >= -1 && algo <= 23) || (algo >= 99 && algo <= 115); }
+
+// The lock is held.
+static void record_product(const char* label, int status, const struct handle* h, const struct product* p,
+                           struct kinds kinds) {
+    record(status,
+           "%s %s stream=0x%llx ta=%d tb=%d m=%d n=%d k=%d lda=%d ldb=%d ldc=%d sa=%lld sb=%lld sc=%lld batch=%d "
+           "types=%d,%d,%d compute=%d mode=%d workspace=0x%llx",
+           label, name(h), ADDRESS(h == NULL ? NULL : h->stream), p->transa, p->transb, p->m, p->n, p->k, p->lda,
+           p->ldb, p->ldc, p->step_a, p->step_b, p->step_c, p->batch, kinds.a, kinds.b, kinds.c, kinds.compute,
+           h == NULL ? 0 : h->mode, ADDRESS(h == NULL ? NULL : h->workspace));
+}
+
+static int compute(const struct product* p, struct kinds kinds) {
+    if (is_empty(p)) return SUCCESS;
+    size_t m = (size_t)p->m, n = (size_t)p->n, k = (size_t)p->k;
+    double a_factor = *p->alpha, c_factor = *p->beta;
+    double* rows = malloc(((m + n) * k + 1) * sizeof *rows);
+    double* columns = rows + m * k;
+    if (rows == NULL) return ALLOC_FAILED;
+    for (int item = 0; item < p->batch; item++) {
+        pack(rows, p->A, kinds.a, p->m, p->k, item * p->step_a, p->transa ? p->lda : 1, p->transa ? 1 : p->lda);
+        pack(columns, p->B, kinds.b, p->n, p->k, item * p->step_b, p->transb ? 1 : p->ldb, p->transb ? p->ldb : 1);
+        for (size_t j = 0; j < n; j++) {
+            for (size_t i = 0; i < m; i++) {
                 double sum = 0;
-                for (int p = 0; p < k; p++) sum += rows[(size_t)i * k + p] * columns[(size_t)j * k + p];
-                ptrdiff_t at = item * strideC + (ptrdiff_t)j * ldc + i;
+                for (size_t q = 0; q < k; q++) sum += rows[i * k + q] * columns[j * k + q];
+                ptrdiff_t at = item * p->step_c + (ptrdiff_t)j * p->ldc + (ptrdiff_t)i;
                 sum *= a_factor;
-                if (c_factor != 0) sum += c_factor * load(C, Ctype, at);
-                store(C, Ctype, at, sum);
+                if (c_factor != 0) sum += c_factor * load(p->C, kinds.c, at);
+                store(p->C, kinds.c, at, sum);
             }
         }
     }
     free(rows);
+    return SUCCESS;
+}
+
+// Computes with the handle marked as busy.
+static int run(struct handle* h, const struct product* products, int count, struct kinds kinds) {
+    pthread_mutex_lock(&lock);
+    struct timespec delay = {delay_us / 1000000, delay_us % 1000000 * 1000L};
+    pthread_mutex_unlock(&lock);
+    if (delay.tv_sec > 0 || delay.tv_nsec > 0) nanosleep(&delay, NULL);
+    int status = SUCCESS;
+    for (int i = 0; i < count && status == SUCCESS; i++) status = compute(&products[i], kinds);
     pthread_mutex_lock(&lock);
     h->busy--;
     pthread_mutex_unlock(&lock);
     return status;
 }
 
+static int one(const char* function, const char* label, void* handle, struct product p, struct kinds kinds, int algo) {
+    pthread_mutex_lock(&lock);
+    struct handle* h = find(handle);
+    int status = enter(function, handle, h);
+    if (status == SUCCESS) status = check(&p, kinds);
+    if (status == SUCCESS && !algorithm_known(algo)) status = NOT_SUPPORTED;
+    record_product(label, status, h, &p, kinds);
+    if (status == SUCCESS) h->busy++;
+    pthread_mutex_unlock(&lock);
+    return status == SUCCESS ? run(h, &p, 1, kinds) : status;
+}
+
+int cublasGemmStridedBatchedEx(void* handle, int transa, int transb, int m, int n, int k, const void* alpha,
+                               const void* A, int Atype, int lda, long long strideA, const void* B, int Btype, int ldb,
+                               long long strideB, const void* beta, void* C, int Ctype, int ldc, long long strideC,
+                               int batch, int computeType, int algo) {
+    struct product p = {transa, transb, m,   n,     k,       alpha,   beta,   A, B, C,
+                        lda,    ldb,    ldc, batch, strideA, strideB, strideC};
+    struct kinds kinds = {Atype, Btype, Ctype, computeType};
+    return one("cublasGemmStridedBatchedEx", "gemm", handle, p, kinds, algo);
+}
+
+#ifndef ONLY_BATCHES
+
+int cublasGemmEx(void* handle, int transa, int transb, int m, int n, int k, const void* alpha, const void* A, int Atype,
+                 int lda, const void* B, int Btype, int ldb, const void* beta, void* C, int Ctype, int ldc,
+                 int computeType, int algo) {
+    struct product p = {transa, transb, m, n, k, alpha, beta, A, B, C, lda, ldb, ldc, 1, 0, 0, 0};
+    struct kinds kinds = {Atype, Btype, Ctype, computeType};
+    return one("cublasGemmEx", "gemm_single", handle, p, kinds, algo);
+}
+
+// The arrays of addresses are on the device, which here is the host. As cuBLAS has it, results have the type of the
+// operands, and each matrix must begin at a multiple of 16 bytes; here, one that does not is noticed.
+int cublasGemmGroupedBatchedEx(void* handle, const int* transa, const int* transb, const int* m, const int* n,
+                               const int* k, const void* alpha, const void* const* A, int Atype, const int* lda,
+                               const void* const* B, int Btype, const int* ldb, const void* beta, void* const* C,
+                               int Ctype, const int* ldc, int group_count, const int* group_size, int computeType) {
+    struct kinds kinds = {Atype, Btype, Ctype, computeType};
+    int count = 0;
+    for (int i = 0; i < group_count; i++) count += group_size[i];
+    struct product* products = calloc((size_t)count + 1, sizeof *products);
+    if (products == NULL) return ALLOC_FAILED;
+    pthread_mutex_lock(&lock);
+    struct handle* h = find(handle);
+    int status = enter("cublasGemmGroupedBatchedEx", handle, h);
+    if (status == SUCCESS && Ctype != Atype) status = NOT_SUPPORTED;
+    record(status, "gemm_grouped %s groups=%d", name(h), group_count);
+    for (int i = 0, at = 0; i < group_count && status == SUCCESS; i++) {
+        for (int j = 0; j < group_size[i] && status == SUCCESS; j++, at++) {
+            const float *a_factor = (const float*)alpha + i, *c_factor = (const float*)beta + i;
+            struct product p = {transa[i], transb[i], m[i],  n[i],   k[i],   a_factor, c_factor, A[at], B[at],
+                                C[at],     lda[i],    ldb[i], ldc[i], 1,      0,        0,        0};
+            products[at] = p;
+            status = check(&p, kinds);
+            if (status == SUCCESS && ((ADDRESS(A[at]) | ADDRESS(B[at]) | ADDRESS(C[at])) & 15)) status = INVALID_VALUE;
+            record_product("group", status, h, &p, kinds);
+        }
+    }
+    if (status == SUCCESS) h->busy++;
+    pthread_mutex_unlock(&lock);
+    if (status == SUCCESS) status = run(h, products, count, kinds);
+    free(products);
+    return status;
+}
+
+#endif  // ONLY_BATCHES
 #endif  // WITHOUT_GEMM
 #endif  // STANDIN_RUNTIME

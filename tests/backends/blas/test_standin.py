@@ -184,6 +184,78 @@ def test_an_empty_sum_still_scales_c(standin: Standin, beta: float) -> None:
     check(standin, product(create(standin), size=(3, 4, 0), beta=beta))
 
 
+# ---- Its other products
+
+
+def single(standin: Standin, given: Product, **changes: Any) -> int:
+    """The same product by cublasGemmEx, which has no steps and no batch."""
+    function = standin.lib["cublasGemmEx"]
+    function.argtypes = [kind for kind in SIGNATURE[:-3] if kind is not LONG] + [INT, INT]
+    call = replace(given.call, **changes)
+    names = [name for name in call.__dataclass_fields__ if not name.startswith("stride") and name != "batch"]
+    values = [getattr(call, name) for name in names]
+    return int(function(*(ctypes.cast(x, POINTER) if isinstance(x, ctypes._Pointer) else x for x in values)))
+
+
+@pytest.mark.parametrize("types", TYPES, ids=str)
+@pytest.mark.parametrize("transposed", [(0, 0), (0, 1), (1, 0), (1, 1)], ids=str)
+def test_single_products(standin: Standin, transposed: tuple[int, int], types: tuple[torch.dtype, torch.dtype]) -> None:
+    given = product(create(standin), types, transposed, alpha=2.0, beta=0.5)
+    assert single(standin, given) == SUCCESS
+    assert torch.equal(given.c, given.expected.to(given.c.dtype))
+    assert single(standin, given, lda=1, m=2) == INVALID_VALUE
+    assert single(standin, given, algo=50) == NOT_SUPPORTED
+
+
+def grouped(standin: Standin, handle: int, given: list[Product], **changes: int) -> int:
+    """The products by one call of cublasGemmGroupedBatchedEx, each a group of its own."""
+    calls = [one.call for one in given]
+    ints = {
+        name: (INT * len(calls))(*(getattr(call, name) for call in calls))
+        for name in ("transa", "transb", "m", "n", "k", "lda", "ldb", "ldc")
+    }
+    addresses = {name: (POINTER * len(calls))(*(getattr(call, name) for call in calls)) for name in ("a", "b", "c")}
+    factors = [(ctypes.c_float * len(calls))(*(getattr(x, name)[0] for x in calls)) for name in ("alpha", "beta")]
+    kinds = {name: changes.get(name, getattr(calls[0], name)) for name in ("a_type", "b_type", "c_type", "compute")}
+    status = standin.lib["cublasGemmGroupedBatchedEx"](
+        POINTER(handle), ints["transa"], ints["transb"], ints["m"], ints["n"], ints["k"],
+        factors[0], addresses["a"], kinds["a_type"], ints["lda"], addresses["b"], kinds["b_type"], ints["ldb"],
+        factors[1], addresses["c"], kinds["c_type"], ints["ldc"],
+        len(calls), (INT * len(calls))(*[1] * len(calls)), kinds["compute"],
+    )  # fmt: skip
+    return int(status)
+
+
+@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
+def test_grouped_products(standin: Standin, dtype: torch.dtype) -> None:
+    handle = create(standin)
+    some = [
+        product(handle, (dtype, dtype), transposed, size, alpha=alpha, beta=beta)
+        for transposed, size, alpha, beta in [
+            ((0, 0), (5, 6, 7), 1.0, 0.0), ((1, 0), (1, 9, 3), 2.0, 0.5), ((1, 1), (8, 1, 4), -1.0, 1.0),
+        ]
+    ]  # fmt: skip
+    assert grouped(standin, handle, some) == SUCCESS
+    for one in some:
+        assert torch.equal(one.c, one.expected.to(one.c.dtype))
+    log = standin.log()
+    assert log[1] == "gemm_grouped h1 groups=3"
+    assert [line.split()[0] for line in log[2:]] == ["group"] * 3
+    assert grouped(standin, handle, some, c_type=0 if dtype != F32 else 2) == NOT_SUPPORTED
+    shifted = replace(some[1], call=replace(some[1].call, b=(some[1].call.b or 0) + 8))
+    assert grouped(standin, handle, [some[0], shifted]) == INVALID_VALUE
+
+
+def test_setting_the_stream_takes_the_workspace_away(standin: Standin) -> None:
+    handle = create(standin)
+    standin.lib.cublasSetWorkspace_v2(POINTER(handle), POINTER(0x200), ctypes.c_size_t(16))
+    check(standin, product(handle))
+    assert "workspace=0x200" in standin.log()[-1]
+    standin.lib.cublasSetStream_v2(POINTER(handle), POINTER(0x10))
+    check(standin, product(handle))
+    assert "workspace=0x0" in standin.log()[-1]
+
+
 # ---- Rounding
 
 
@@ -356,7 +428,8 @@ def test_log(standin: Standin, standin_runtime: Standin) -> None:
         "set_stream h1 0x10",
         "set_math_mode h1 3",
         "set_workspace h1 0x200 8589934592",
-        "gemm h1 stream=0x10 ta=1 tb=0 m=3 n=4 k=5 lda=7 ldb=6 ldc=6 sa=28 sb=0 sc=30 batch=2 types=2,2,0 compute=68",
+        "gemm h1 stream=0x10 ta=1 tb=0 m=3 n=4 k=5 lda=7 ldb=6 ldc=6 sa=28 sb=0 sc=30 batch=2 types=2,2,0 compute=68 "
+        "mode=3 workspace=0x200",
         "destroy h1",
         "destroy h1 -> 1",
         "create h2",
@@ -470,18 +543,23 @@ def test_missing_functions(
     standin: Standin,
     standin_without_workspace: Standin,
     standin_without_gemm: Standin,
+    standin_of_batches: Standin,
     standin_runtime: Standin,
 ) -> None:
-    blas = {"cublasCreate_v2", "cublasDestroy_v2", "cublasSetStream_v2", "cublasSetMathMode"}
-    workspace, gemm, wait = "cublasSetWorkspace_v2", "cublasGemmStridedBatchedEx", "xpu_wait"
-    every = {*blas, workspace, gemm, wait}
+    blas = {"cublasCreate_v2", "cublasDestroy_v2", "cublasSetStream_v2"}
+    workspace, mode, gemm, wait = (
+        "cublasSetWorkspace_v2", "cublasSetMathMode", "cublasGemmStridedBatchedEx", "xpu_wait",
+    )  # fmt: skip
+    others = {"cublasGemmEx", "cublasGemmGroupedBatchedEx"}
+    every = {*blas, workspace, mode, gemm, *others, wait}
 
     def functions(library: Standin) -> set[str]:
         return {name for name in every if hasattr(library.lib, name)}
 
-    assert functions(standin) == {*blas, workspace, gemm}
-    assert functions(standin_without_workspace) == {*blas, gemm}
-    assert functions(standin_without_gemm) == {*blas, workspace}
+    assert functions(standin) == every - {wait}
+    assert functions(standin_without_workspace) == every - {wait, workspace}
+    assert functions(standin_without_gemm) == {*blas, workspace, mode}
+    assert functions(standin_of_batches) == {*blas, workspace, gemm}
     assert functions(standin_runtime) == {wait}
     assert len({x.path for x in (standin, standin_without_workspace, standin_without_gemm, standin_runtime)}) == 4
     check(standin_without_workspace, product(create(standin_without_workspace)))

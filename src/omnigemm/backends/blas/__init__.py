@@ -1,58 +1,70 @@
 """The backend of whatever library with the cuBLAS ABI the machine has: NVIDIA's, Kunlun's, and others by a record.
 
-Not used by itself yet: OMNIGEMM_BLAS_LIBRARY names the vendor, and the file if it is not where the vendor puts it.
+Without a word, it is the cuBLAS that torch itself uses; OMNIGEMM_BLAS_LIBRARY names another vendor or another file.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from ...core.dispatch import Kernel, Support
 from ...core.errors import OmniGemmError
-from ...core.groups import one_by_one
 from ...core.plan import Plan
 from ...core.problem import Problem
+from .caller import Caller, cuda_caller
+from .discovery import candidates
 from .gemm import Gemm
-from .library import Library, candidates
+from .grouped import Grouped
+from .library import Library
+from .matrices import LIMIT
 from .vendors import VENDORS, Vendor
 
 VARIABLE = "OMNIGEMM_BLAS_LIBRARY"
-_OPS = ("gemm", "grouped_gemm")
-
-
-def current_stream(device: torch.device) -> int:
-    """The stream that torch uses on the device."""
-    if device.type == "cuda":
-        return int(torch.cuda.current_stream(device).cuda_stream)
-    return 0
+_FLOATS = ("fp16", "bf16", "fp32")
+_ROWS = ("grouped_gemm_contiguous", "grouped_gemm_masked")
+_OPS = ("gemm", "grouped_gemm", *_ROWS)
+_CALL_SECONDS = 5e-6  # what a product costs at the least
 
 
 @dataclasses.dataclass(frozen=True)
 class BlasKernel:
-    """A vendor's product; groups one after the other."""
+    """A vendor's product, and groups of them."""
 
     name: str
     vendor: Vendor
     product: Gemm
+    groups: Grouped
 
     def supports(self, problem: Problem, device: torch.device) -> Support:
-        words = f"{self.vendor.title} ({self.product.library.path})"
-        if problem.op == "grouped_gemm":
-            words += ", one call for each group"
+        words = [f"{self.vendor.title} ({self.product.library.path})"]
+        if problem.op != "gemm":
+            at_once = self.groups.in_one_call(problem.a_dtype, problem.out_dtype)
+            words.append("one call for all groups" if at_once else "one call for each group")
+        if problem.op in _ROWS:
+            words.append("after waiting for the device, to read the rows of each group")
         if problem.a_dtype == "bf16" and not self.vendor.native_bf16:
-            words += ", bf16 through fp32 copies"
-        return Support(True, words)
+            words.append("bf16 through fp32 copies")
+        return Support(True, ", ".join(words))
 
     def cost(self, problem: Problem, device: torch.device) -> float:
-        return 5e-6 + problem.flops / 6e14
+        calls = (
+            1
+            if problem.op == "gemm" or self.groups.in_one_call(problem.a_dtype, problem.out_dtype)
+            else max(1, problem.groups)
+        )
+        return calls * _CALL_SECONDS + problem.flops / 6e14
 
     def plan(self, problem: Problem, device: torch.device) -> Plan:
-        launch = self.product if problem.op == "gemm" else one_by_one(self.product)
-        return Plan(problem, device, "blas", self.name, launch, workspace_bytes=self._workspace(problem))
+        parts: dict[str, Any] = {"workspace_bytes": self._workspace(problem), "uses_torch": False}
+        if problem.op in _ROWS:
+            return Plan(problem, device, "blas", self.name, self.groups.rows(problem.op), **parts)
+        run = self.product if problem.op == "gemm" else self.groups
+        return Plan(problem, device, "blas", self.name, run, bind=run.bind, **parts)
 
     def _workspace(self, problem: Problem) -> int:
         """What a call takes from torch's allocator besides the handle's own: fp32 copies where bf16 needs them."""
@@ -65,25 +77,25 @@ class BlasKernel:
 def takes(vendor: Vendor, problem: Problem) -> Support:
     """Whether the vendor's library has such a product at all."""
     if problem.op not in _OPS:
-        return Support(False, f"a BLAS has {' and '.join(_OPS)}, not {problem.op}")
+        return Support(False, f"a BLAS has {', '.join(_OPS)}, not {problem.op}")
+    if problem.a_dtype not in _FLOATS or problem.b_dtype != problem.a_dtype:
+        operands = f"{problem.a_dtype} x {problem.b_dtype}"
+        return Support(False, f"a BLAS multiplies {', '.join(_FLOATS)} with the same type, not {operands}")
     if problem.out_dtype not in (problem.a_dtype, "fp32"):
         return Support(False, f"{vendor.title} has no {problem.out_dtype} result of {problem.a_dtype}")
+    if problem.batch > LIMIT:
+        return Support(False, f"batch is {problem.batch}, expected at most {LIMIT}")
     return Support(True, vendor.title)
 
 
 class BlasBackend:
-    """One vendor's library. Without arguments, the one that the environment names."""
+    """One vendor's library. Without arguments, the one that the environment names, or else NVIDIA's."""
 
     name = "blas"
 
-    def __init__(
-        self,
-        vendor: Vendor | None = None,
-        path: str | None = None,
-        stream_of: Callable[[torch.device], int] = current_stream,
-    ) -> None:
+    def __init__(self, vendor: Vendor | None = None, path: str | None = None, caller: Caller | None = None) -> None:
         self._given = vendor, path
-        self._stream_of = stream_of
+        self._caller = caller
         self._kernel: BlasKernel | None = None
         self._refusal: Support | None = None
 
@@ -99,18 +111,22 @@ class BlasBackend:
         """Once, whatever comes of it."""
         vendor, path = self._given if self._given[0] is not None else _named()
         if vendor is None:
-            wanted = f"set {VARIABLE} to vendor or vendor:path, with one of {', '.join(VENDORS)} as the vendor"
-            self._refusal = Support(False, f"no library is named: {wanted}")
-            return
-        paths = [path] if path else list(candidates(vendor))
+            if not torch.cuda.is_available():
+                self._refusal = Support(
+                    False,
+                    f"torch finds no GPU; {VARIABLE} names the library of another vendor, as vendor or vendor:path",
+                )
+                return
+            vendor = VENDORS["nvidia"]
         reasons = []
-        for one in paths:
+        for one in [path] if path else candidates(vendor):
             try:
-                self._kernel = BlasKernel(vendor.name, vendor, Gemm(Library(vendor, one), self._stream_of))
+                product = Gemm(Library(vendor, one), self._caller or cuda_caller())
+                self._kernel = BlasKernel(vendor.name, vendor, product, Grouped(product))
                 return
             except OmniGemmError as error:
                 reasons.append(str(error))
-        where = f"${vendor.home} does not hold {' or '.join(vendor.libraries)}" if vendor.home else "nowhere to look"
+        where = f"${vendor.home} does not hold {' or '.join(vendor.libraries)}"
         self._refusal = Support(False, "; ".join(reasons) or f"{vendor.title}: {where}")
 
     def supports(self, problem: Problem, device: torch.device) -> Support:
@@ -122,6 +138,8 @@ class BlasBackend:
             return Support(
                 False, f"the tensors are on {device}; {vendor.title} computes on {vendor.device_type} tensors"
             )
+        if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+            return Support(False, f"there is no {device}: torch finds {count} GPUs")
         return takes(vendor, problem)
 
     def kernels(self, problem: Problem, device: torch.device) -> Sequence[Kernel]:

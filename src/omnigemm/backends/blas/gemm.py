@@ -1,132 +1,162 @@
 """D = alpha A B + beta C by a BLAS whose matrices are column by column.
 
 A row-major matrix is the transpose of a column-major one, so D^T = B^T A^T computes a row-major D without a copy.
-Transposition is read off the strides.
 """
 
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...core.plan import Launch
+from .caller import Caller, may_reduce_in_16_bits, tf32_allowed
 from .library import Library
+from .matrices import Matrices, readable
 from .pool import Pool
 
-LIMIT = 2**31 - 1  # of sizes and leading dimensions, which are C ints
-_TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}  # CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF
-_COMPUTE_32F, _COMPUTE_TF32 = 68, 77
-_ALGORITHM = -1  # the library's own choice
+TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}  # CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF
+# C values, made once: with these, calling the function costs a third of what it costs with numbers.
+_int, _long, address = ctypes.c_int.from_param, ctypes.c_longlong.from_param, ctypes.c_void_p.from_param
+_ALGORITHM = _int(-1)  # the library's own choice
+# A compute type (CUBLAS_COMPUTE_32F or CUBLAS_COMPUTE_32F_FAST_TF32), and a math mode (the default, or
+# CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION).
+_USUAL, _TF32, _REDUCED_IN_FP32 = (_int(68), 0), (_int(77), 0), (_int(68), 16)
+_ONE, _ZERO = ctypes.byref(ctypes.c_float(1.0)), ctypes.byref(ctypes.c_float(0.0))
 
 
-@dataclasses.dataclass(frozen=True)
-class Matrices:
-    """A tensor [.., R, C] as the library takes it: C by R column by column (`rowwise`), or R by C."""
-
-    tensor: Tensor
-    rowwise: bool
-    leading: int
-    step: int  # elements from one matrix of the batch to the next; 0: the same for all
-
-    @staticmethod
-    def of(x: Tensor) -> Matrices | None:
-        """None where neither dimension is dense, or its step is too large: such a matrix must be copied."""
-        rows, columns = x.shape[-2:]
-        down, across = x.stride()[-2:]
-        step = x.stride(0) if x.dim() == 3 and x.size(0) > 1 else 0
-        # A dimension of 1 has a stride that means nothing.
-        if columns == 1 or across == 1:
-            leading = columns if rows == 1 else down
-            if columns <= leading <= LIMIT:
-                return Matrices(x, True, leading, step)
-        if rows == 1 or down == 1:
-            leading = rows if columns == 1 else across
-            if rows <= leading <= LIMIT:
-                return Matrices(x, False, leading, step)
-        return None
-
-    @staticmethod
-    def readable(x: Tensor) -> Matrices:
-        found = Matrices.of(x)
-        if found is None:
-            found = Matrices.of(x.contiguous())
-        assert found is not None
-        return found
-
-
-def _writable(x: Tensor) -> Matrices | None:
-    """As `of`, for a result: a batch that repeats one matrix cannot be written."""
-    found = Matrices.of(x)
-    return None if found is None or (x.dim() == 3 and x.size(0) > 1 and found.step == 0) else found
+def number(value: float) -> Any:
+    """A factor as the library takes it: by its address on the host."""
+    return _ONE if value == 1.0 else _ZERO if value == 0.0 else ctypes.byref(ctypes.c_float(value))
 
 
 class Gemm:
-    """Runs products with a library's handles. `stream_of(device)` is the caller's stream.
+    """Runs products with a library's handles.
 
     Wherever copies were made, the vendor is waited for (if it asks for that) before they go back to torch's allocator.
     """
 
-    def __init__(self, library: Library, stream_of: Callable[[torch.device], int]) -> None:
-        self.library = library
-        self.pool = Pool(library)
-        self._stream_of = stream_of
+    def __init__(self, library: Library, caller: Caller) -> None:
+        self.library, self.caller = library, caller
+        self._pools: dict[int, Pool] = {}
+
+    def pool(self, device: torch.device) -> Pool:
+        index = device.index or 0
+        found = self._pools.get(index)
+        return found or self._pools.setdefault(index, Pool(self.library, device, self.caller))
+
+    def precision(self, dtype: torch.dtype) -> Callable[[], tuple[Any, int]]:
+        """Tells the compute type and the math mode that torch's switches ask for at the time."""
+        if dtype == torch.float32:
+            return lambda: _TF32 if tf32_allowed() else _USUAL
+        if not self.library.has("set_math_mode"):
+            return lambda: _USUAL
+        allowed = may_reduce_in_16_bits[dtype]
+        return lambda: _USUAL if allowed() else _REDUCED_IN_FP32
+
+    def wait(self, device: torch.device) -> None:
+        self.library.wait(self.caller.stream(device.index or 0))
 
     def __call__(self, out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, alpha: float, beta: float) -> None:
         """out = alpha a b + beta c; [.., M, K] times [.., K, N], a batch of 1 broadcasts."""
-        if out.numel() == 0:
-            return
-        adds = c is not None and beta != 0.0
-        if a.size(-1) == 0:
-            out.copy_(
-                c.expand_as(out).float().mul(beta) if adds and c is not None else torch.zeros((), device=out.device)
-            )
-            return
-        if a.dtype == torch.bfloat16 and not self.library.vendor.native_bf16:
-            self._through_fp32(out, a, b, c if adds else None, alpha, beta)
-            return
-        target = _writable(out)
-        if target is None:
-            fresh = torch.empty(out.shape, dtype=out.dtype, device=out.device)
-            self(fresh, a, b, c, alpha, beta)
-            out.copy_(fresh)
-            self.library.wait(self._stream_of(out.device))
-            return
-        if adds and c is not None and not _same(c, out):
-            out.copy_(c.expand_as(out))
-        left, right = Matrices.readable(a), Matrices.readable(b)
-        self._run(target, left, right, alpha, beta if adds else 0.0)
-        if left.tensor is not a or right.tensor is not b:
-            self.library.wait(self._stream_of(out.device))
+        self.bind(out, a, b, c, alpha, beta)(out, a, b, c, alpha, beta)
 
-    def _run(self, d: Matrices, a: Matrices, b: Matrices, alpha: float, beta: float) -> None:
-        rows, columns = d.tensor.shape[-2:]
-        first, second, m, n = (b, a, columns, rows) if d.rowwise else (a, b, rows, columns)
+    def bind(self, out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, alpha: float, beta: float) -> Launch:
+        """The launch for tensors that lie like these, with a C or without."""
+        if out.numel() == 0:
+            return _nothing
+        if a.size(-1) == 0:
+            return _scaled_c
+        if a.dtype == torch.bfloat16 and not self.library.vendor.native_bf16:
+            return self._through_fp32
+        forms = Matrices.of(out), Matrices.of(a), Matrices.of(b)
+        if forms[0] is None or forms[1] is None or forms[2] is None:
+            return self._with_copies
+        return self._direct(forms[0], forms[1], forms[2], out, a, b, c if beta != 0.0 else None)
+
+    def _direct(
+        self, d: Matrices, left: Matrices, right: Matrices, out: Tensor, a: Tensor, b: Tensor, c: Tensor | None
+    ) -> Launch:
+        """Everything but the addresses and the factors is worked out here, once."""
+        rows, columns = out.shape[-2:]
+        swap, dtype, index = d.rowwise, a.dtype, out.device.index or 0
+        first, second = (right, left) if swap else (left, right)
+        sizes = (columns, rows, a.size(-1)) if swap else (rows, columns, a.size(-1))
         # A matrix that lies as D does is taken as it is, another one transposed.
-        turned = [int(one.rowwise != d.rowwise) for one in (first, second)]
-        kind = _TYPES[a.tensor.dtype]
-        wide = a.tensor.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
-        batch = d.tensor.size(0) if d.tensor.dim() == 3 else 1
-        device = d.tensor.device
-        stream = self._stream_of(device)
-        with self.pool.handle(device, stream) as handle:
-            self.library.call(
-                "gemm", handle.value, *turned, m, n, a.tensor.size(-1),
-                ctypes.byref(ctypes.c_float(alpha)), first.tensor.data_ptr(), kind, first.leading, first.step,
-                second.tensor.data_ptr(), kind, second.leading, second.step,
-                ctypes.byref(ctypes.c_float(beta)), d.tensor.data_ptr(), _TYPES[d.tensor.dtype], d.leading, d.step,
-                batch, _COMPUTE_TF32 if wide else _COMPUTE_32F, _ALGORITHM,
-            )  # fmt: skip
+        head = tuple(_int(value) for value in (first.rowwise != swap, second.rowwise != swap, *sizes))
+        batch = out.size(0) if out.dim() == 3 else 1
+        single = batch == 1 and self.library.has("gemm_single")
+        name = "gemm_single" if single else "gemm"
+
+        def layout(of: torch.dtype, one: Matrices) -> tuple[Any, ...]:
+            kind = _int(TYPES[of]), _int(one.leading)
+            return kind if single else (*kind, _long(one.step))
+
+        first_layout, second_layout, out_layout = layout(dtype, first), layout(dtype, second), layout(out.dtype, d)
+        count = () if single else (_int(batch),)
+        adds = c is not None
+        function, pool = self.library.function(name), self.pool(out.device)
+        current_device, take, give = self.caller.device, pool.take, pool.give
+        precision = self.precision(dtype)
+
+        def run(out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, alpha: float, beta: float) -> None:
+            if current_device() != index:
+                with torch.cuda.device(index):
+                    return run(out, a, b, c, alpha, beta)
+            x, y = (b, a) if swap else (a, b)
+            compute, mode = precision()
+            handle = take()  # before anything is written: there may be none
+            try:
+                # A C that begins where `out` does is `out`: any other overlap was refused.
+                if adds and c is not None and c.data_ptr() != out.data_ptr():
+                    with torch._C._AutoDispatchBelowAutograd():
+                        out.copy_(c.expand_as(out))
+                if handle.math_mode != mode:
+                    handle.set_math_mode(mode)
+                status = function(
+                    handle.parameter, *head,
+                    number(alpha), address(x.data_ptr()), *first_layout, address(y.data_ptr()), *second_layout,
+                    number(beta), address(out.data_ptr()), *out_layout,
+                    *count, compute, _ALGORITHM,
+                )  # fmt: skip
+            finally:
+                give(handle)
+            if status:
+                raise self.library.failure(name, status)
+            return None
+
+        return run
+
+    def _with_copies(self, out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, alpha: float, beta: float) -> None:
+        """Copy what the library cannot read or write in its place."""
+        with torch._C._AutoDispatchBelowAutograd():
+            left, right, target = readable(a), readable(b), out
+            if Matrices.of(out) is None:
+                target = torch.empty(out.shape, dtype=out.dtype, device=out.device)
+            self(target, left, right, c, alpha, beta)
+            if target is not out:
+                out.copy_(target)
+            self.wait(out.device)
 
     def _through_fp32(self, out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, alpha: float, beta: float) -> None:
-        wide = torch.empty(out.shape, dtype=torch.float32, device=out.device)
-        self(wide, a.float(), b.float(), c, alpha, beta)
-        out.copy_(wide)
-        self.library.wait(self._stream_of(out.device))
+        with torch._C._AutoDispatchBelowAutograd():
+            wide = torch.empty(out.shape, dtype=torch.float32, device=out.device)
+            self(wide, a.float(), b.float(), c, alpha, beta)
+            out.copy_(wide)
+            self.wait(out.device)
 
 
-def _same(x: Any, y: Tensor) -> bool:
-    return bool(x.data_ptr() == y.data_ptr() and x.shape == y.shape and x.stride() == y.stride() and x.dtype == y.dtype)
+def _nothing(*_: Any) -> None:
+    """A result without elements."""
+
+
+def _scaled_c(out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, alpha: float, beta: float) -> None:
+    """With nothing to add up, the result is beta C, or zero."""
+    with torch._C._AutoDispatchBelowAutograd():
+        if c is None or beta == 0.0:
+            out.zero_()
+        else:
+            out.copy_(c.expand_as(out).float().mul(beta))

@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import ctypes
-import os
-from collections.abc import Iterator
-from ctypes import POINTER, c_float, c_int, c_longlong, c_size_t, c_void_p
+from ctypes import POINTER, c_int, c_size_t, c_void_p
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import DeviceError, LayoutError, OmniGemmError, UnsupportedError
 from .vendors import OPTIONAL, STATUSES, Vendor
 
+# Of the functions that manage handles. Products are called with arguments that are C values already: converting twenty
+# of them would take longer than the rest of a call.
 _TYPES: dict[str, list[Any]] = {
     "create": [POINTER(c_void_p)],
     "destroy": [c_void_p],
     "set_stream": [c_void_p, c_void_p],
     "set_workspace": [c_void_p, c_void_p, c_size_t],
-    # handle, op A, op B, m, n, k, alpha, A with type, leading dimension and batch stride, the same for B, beta, the
-    # same for C, batch, compute type, algorithm
-    "gemm": [
-        c_void_p, c_int, c_int, c_int, c_int, c_int,
-        POINTER(c_float), c_void_p, c_int, c_int, c_longlong,
-        c_void_p, c_int, c_int, c_longlong,
-        POINTER(c_float), c_void_p, c_int, c_int, c_longlong,
-        c_int, c_int, c_int,
-    ],
-}  # fmt: skip
+    "set_math_mode": [c_void_p, c_int],
+}
 
 
 class Library:
@@ -36,25 +28,33 @@ class Library:
         self.vendor, self.path = vendor, path
         loaded = _open(vendor, path)
         self._functions: dict[str, Any] = {}
-        for name, types in _TYPES.items():
-            symbol = vendor.symbols[name]
+        for name, symbol in vendor.symbols.items():
             try:
-                function = getattr(loaded, symbol)
+                function = loaded[symbol]  # an object of its own, whose types nobody else changes
             except AttributeError:
                 if name in OPTIONAL:
                     continue
                 raise DeviceError(f"{vendor.title}: {path} lacks the function {symbol}") from None
-            function.argtypes, function.restype = types, c_int
+            function.restype = c_int
+            if name in _TYPES:
+                function.argtypes = _TYPES[name]
             self._functions[name] = function
         self._wait = _wait(vendor, path) if vendor.wait else None
 
     def has(self, name: str) -> bool:
         return name in self._functions
 
+    def function(self, name: str) -> Any:
+        """The C function itself, which answers a status."""
+        return self._functions[name]
+
     def call(self, name: str, *arguments: Any) -> None:
         status = self._functions[name](*arguments)
         if status:
-            raise failure(self.vendor, self.vendor.symbols[name], status)
+            raise self.failure(name, status)
+
+    def failure(self, name: str, status: int) -> OmniGemmError:
+        return failure(self.vendor, self.vendor.symbols[name], status)
 
     def wait(self, stream: int) -> None:
         """Until the stream is done, where the vendor asks for that before memory is given back."""
@@ -90,17 +90,3 @@ def _wait(vendor: Vendor, path: str) -> Any:
         function.argtypes, function.restype = [c_void_p], c_int
         return function
     raise DeviceError(f"{vendor.title}: {vendor.wait} is not found, {'; '.join(problems) or 'no runtime is named'}")
-
-
-def candidates(vendor: Vendor) -> Iterator[str]:
-    """Where the library may be: in the vendor's folder if there is one, else where the loader looks."""
-    if vendor.home is not None:
-        home = os.environ.get(vendor.home)
-        if not home:
-            return
-        for folder in vendor.folders:
-            for name in vendor.libraries:
-                if (file := Path(home) / folder / name).is_file():
-                    yield str(file)
-        return
-    yield from vendor.libraries

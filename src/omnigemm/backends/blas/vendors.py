@@ -14,9 +14,14 @@ SYMBOLS: Mapping[str, str] = {
     "destroy": "cublasDestroy_v2",
     "set_stream": "cublasSetStream_v2",
     "set_workspace": "cublasSetWorkspace_v2",
+    "set_math_mode": "cublasSetMathMode",
     "gemm": "cublasGemmStridedBatchedEx",
+    "gemm_single": "cublasGemmEx",
+    "gemm_grouped": "cublasGemmGroupedBatchedEx",
 }
-OPTIONAL = frozenset({"set_workspace"})  # without it, the library finds its own memory
+# Without them, the library finds its own memory, reduces as it likes, takes a single product for a batch of one, and a
+# list of products is a loop.
+OPTIONAL = frozenset({"set_workspace", "set_math_mode", "gemm_single", "gemm_grouped"})
 
 STATUSES: Mapping[int, str] = {
     1: "NOT_INITIALIZED",
@@ -39,11 +44,12 @@ class Vendor:
     title: str
     device_type: str  # torch's name for its devices
     libraries: tuple[str, ...]  # file names, the likeliest first
-    home: str | None = None  # the environment variable that holds the vendor's folder
-    folders: tuple[str, ...] = ("",)  # below it
+    home: str | None = None  # the environment variable that holds the vendor's folder; then nothing else is searched
+    folders: tuple[str, ...] = ()  # below it, or below the folders that Python packages are in
+    pathfinder: str | None = None  # the library's name in cuda.pathfinder
     symbols: Mapping[str, str] = dataclasses.field(default_factory=lambda: SYMBOLS)
     native_bf16: bool = True  # else bf16 goes through fp32 copies
-    workspace_bytes: int = 32 * 2**20  # for each handle, from torch's allocator
+    workspace_bytes: int = 32 * 2**20  # for each handle, from torch's allocator; what torch gives cuBLAS on Hopper
     runtime: tuple[str, ...] = ()  # the library with the function that waits for a stream,
     wait: str | None = None  # which is called before memory that a product uses is given back
 
@@ -54,6 +60,8 @@ VENDORS: Mapping[str, Vendor] = {
         title="NVIDIA cuBLAS",
         device_type="cuda",
         libraries=("libcublas.so.13", "libcublas.so.12", "libcublas.so"),
+        folders=("nvidia/cu13/lib", "nvidia/cublas/lib"),  # where NVIDIA's wheels for CUDA 13 and 12 put it
+        pathfinder="cublas",
     ),
     "kunlun": Vendor(
         name="kunlun",

@@ -1,0 +1,262 @@
+"""Measure the blas backend beside torch's own products, on one GPU, in one run: device time, and host time of a call.
+
+    python benchmarks/blas.py --out /tmp/blas.json
+    python benchmarks/blas.py --op gemm_bf16
+
+A ratio above 1 means that ours is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import omnigemm
+from omnigemm.bench import graph
+
+REPLAY_SECONDS = 0.012
+REPLAYS = 7
+METHOD = (
+    f"microseconds per call in a CUDA graph that replays calls back to back for at least {REPLAY_SECONDS * 1e3:.0f} "
+    f"ms, each call with another copy of the weights (together at least {graph.COLD_BYTES // 10**6} MB, at least 2) "
+    f"while activations stay warm; median of {REPLAYS} replays, contenders in turns; random data"
+)
+TARGET_RATIO, TARGET_HOST_US = 0.98, 12.0
+
+Call = Callable[[Any], object]
+Row = dict[str, Any]
+
+
+def _shapes(weights: Sequence[tuple[int, int]], rows: Sequence[int]) -> list[tuple[int, int, int]]:
+    return [(m, n, k) for n, k in weights for m in rows]
+
+
+# Layers of a 7168-wide mixture-of-experts model, and of dense models of 8 and 70 billion parameters.
+SHAPES = {
+    "gemm_bf16": [
+        *_shapes(
+            ((576, 7168), (2112, 7168), (4096, 7168), (7168, 2048), (7168, 16384), (24576, 1536), (32768, 512)),
+            (1, 16, 64, 128, 4096),
+        ),
+        (8192, 8192, 8192),
+    ],
+    "gemm_fp16": [
+        *_shapes(
+            ((6144, 4096), (28672, 4096), (4096, 14336), (10240, 8192), (57344, 8192)),
+            (1, 16, 32, 64, 128, 1024, 4096),
+        ),
+        (8192, 8192, 8192),
+        (8192, 8192, 28672),
+    ],
+    "gemm_fp32": [(16, 4096, 4096), (1024, 4096, 4096)],
+    "gemm_tf32": [(16, 4096, 4096), (1024, 4096, 4096)],
+}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "tf32": torch.float32}
+BATCHES = [(64, 16, 512, 128), (64, 512, 512, 128), (256, 128, 128, 64), (8, 1024, 1024, 1024)]  # B, M, N, K
+GROUPS = [(32, 20, 4096, 2048), (8, 1024, 4096, 2048)]  # G, M, N, K
+
+
+def in_turns(contenders: dict[str, Call], copies: Sequence[Any]) -> dict[str, float]:
+    """Device time of each contender's call(copy): all are captured first, then replayed one after the other."""
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    stream = torch.cuda.Stream()
+    graphs: dict[str, tuple[torch.cuda.CUDAGraph, int]] = {}
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for name, call in contenders.items():
+            for one in copies:
+                call(one)
+            start.record()
+            for one in copies:
+                call(one)
+            stop.record()
+            stop.synchronize()
+            rounds = max(1, int(REPLAY_SECONDS * 1e3 / start.elapsed_time(stop)) + 1)
+            captured = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(captured, stream=stream):
+                for _ in range(rounds):
+                    for one in copies:
+                        call(one)
+            captured.replay()
+            graphs[name] = captured, rounds * len(copies)
+        for _ in range(REPLAYS):
+            for name, (captured, count) in graphs.items():
+                start.record()
+                captured.replay()
+                stop.record()
+                stop.synchronize()
+                times[name].append(start.elapsed_time(stop) * 1e3 / count)
+    return {name: statistics.median(taken) for name, taken in times.items()}
+
+
+def row(op: str, shape: str, times: dict[str, float]) -> Row:
+    peers = {name: round(us, 2) for name, us in times.items() if name != "ours"}
+    return {
+        "op": op,
+        "shape": shape,
+        "us": round(times["ours"], 2),
+        "peers": peers,
+        "ratio": round(min(peers.values()) / times["ours"], 3),
+    }
+
+
+def single(op: str, m: int, n: int, k: int) -> Row:
+    """A linear layer: weights [N, K], read transposed."""
+    dtype = DTYPES[op.removeprefix("gemm_")]
+    a, out = torch.randn(m, k, device="cuda").to(dtype), torch.empty(m, n, device="cuda", dtype=dtype)
+    count = graph.copies_needed(n * k * dtype.itemsize)
+    weights = [torch.randn(n, k, device="cuda", dtype=dtype).t() for _ in range(count)]
+    calls: dict[str, Call] = {
+        "ours": lambda weight: omnigemm.gemm(a, weight, out=out, backend="blas"),
+        "torch.mm": lambda weight: torch.mm(a, weight, out=out),
+    }
+    return row(op, f"{m}x{n}x{k}", in_turns(calls, weights))
+
+
+def batched(batch: int, m: int, n: int, k: int) -> Row:
+    """alpha A B + beta C with another C than the result, which both must copy."""
+    dtype = torch.bfloat16
+    a, c = torch.randn(batch, m, k, device="cuda").to(dtype), torch.randn(batch, m, n, device="cuda").to(dtype)
+    out = torch.empty_like(c)
+    count = graph.copies_needed(batch * n * k * dtype.itemsize)
+    others = [torch.randn(batch, k, n, device="cuda", dtype=dtype) for _ in range(count)]
+    calls: dict[str, Call] = {
+        "ours": lambda b: omnigemm.gemm(a, b, c, alpha=0.5, beta=2.0, out=out, backend="blas"),
+        "torch.baddbmm": lambda b: torch.baddbmm(c, a, b, alpha=0.5, beta=2.0, out=out),
+    }
+    return row("baddbmm_bf16", f"B{batch}x{m}x{n}x{k}", in_turns(calls, others))
+
+
+def grouped(groups: int, m: int, n: int, k: int) -> Row:
+    """Eager, because a graph takes a loop: device time from the first to the last of ten calls in a row."""
+    a = [torch.randn(m, k, device="cuda").bfloat16() for _ in range(groups)]
+    b = [torch.randn(n, k, device="cuda").bfloat16().t() for _ in range(groups)]
+    out = [torch.empty(m, n, device="cuda", dtype=torch.bfloat16) for _ in range(groups)]
+
+    def loop() -> None:
+        for x, y, z in zip(a, b, out, strict=True):
+            torch.mm(x, y, out=z)
+
+    calls = {"ours": lambda: omnigemm.grouped_gemm(a, b, out=out, backend="blas"), "loop of torch.mm": loop}
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    for turn in range(6):
+        for name, call in calls.items():
+            start.record()
+            for _ in range(10):
+                call()
+            stop.record()
+            stop.synchronize()
+            if turn:  # the first one warms up
+                times[name].append(start.elapsed_time(stop) * 1e2)
+    return row(
+        "grouped_bf16 (eager)",
+        f"G{groups}x{m}x{n}x{k}",
+        {name: statistics.median(taken) for name, taken in times.items()},
+    )
+
+
+def host_us() -> dict[str, float]:
+    """Host time of warm eager calls: many without waiting, the median of some batches; contenders in turns."""
+    a, b = (torch.randn(shape, device="cuda").bfloat16() for shape in ((16, 512), (512, 512)))
+    out, c = torch.empty(16, 512, device="cuda", dtype=torch.bfloat16), torch.randn(16, 512, device="cuda").bfloat16()
+    weight = b.t()
+    wide, wide_weight, wide_out = a.float(), weight.float(), out.float()
+    three = a.expand(4, 16, 512), torch.randn(4, 512, 512, device="cuda").bfloat16()
+    calls: dict[str, Callable[[], object]] = {
+        "gemm, out=": lambda: omnigemm.gemm(a, weight, out=out),
+        "torch.mm, out=": lambda: torch.mm(a, weight, out=out),
+        "gemm": lambda: omnigemm.gemm(a, weight),
+        "torch.mm": lambda: torch.mm(a, weight),
+        "gemm fp32, out=": lambda: omnigemm.gemm(wide, wide_weight, out=wide_out),
+        "gemm, C is out": lambda: omnigemm.gemm(a, weight, out, alpha=0.5, beta=0.5, out=out),
+        "gemm, C copied": lambda: omnigemm.gemm(a, weight, c, beta=0.5, out=out),
+        "torch.addmm, out=": lambda: torch.addmm(c, a, weight, beta=0.5, out=out),
+        "gemm, batch": lambda: omnigemm.gemm(*three),
+        "torch.bmm": lambda: torch.bmm(*three),
+    }
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(16):
+        for name, call in calls.items():
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(300):
+                call()
+            taken = (time.perf_counter() - start) / 300 * 1e6
+            if turn:
+                times[name].append(taken)
+    return {name: round(statistics.median(taken), 2) for name, taken in times.items()}
+
+
+def measure(ops: Sequence[str] | None) -> Iterator[Row]:
+    for op, shapes in SHAPES.items():
+        if ops is None or op in ops:
+            torch.backends.cuda.matmul.allow_tf32 = op == "gemm_tf32"
+            for shape in shapes:
+                yield single(op, *shape)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    if ops is None or "baddbmm_bf16" in ops:
+        yield from (batched(*shape) for shape in BATCHES)
+    if ops is None or "grouped_bf16" in ops:
+        yield from (grouped(*shape) for shape in GROUPS)
+
+
+def summary(rows: Sequence[Row]) -> Iterator[str]:
+    for op in dict.fromkeys(one["op"] for one in rows):
+        ratios = sorted((one["ratio"], one["shape"]) for one in rows if one["op"] == op)
+        mean = math.exp(statistics.fmean(math.log(ratio) for ratio, _ in ratios))
+        below = sum(ratio < TARGET_RATIO for ratio, _ in ratios)
+        yield (
+            f"{op:22s} {len(ratios):3d} shapes: ratio {mean:.3f} in the geometric mean, worst {ratios[0][0]:.3f} at "
+            f"{ratios[0][1]}, {below} below {TARGET_RATIO}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [*SHAPES, "baddbmm_bf16", "grouped_bf16"]
+    parser.add_argument("--out", type=Path, help="file for the rows, as JSON")
+    parser.add_argument("--op", action="append", choices=names, help="measure only this; repeat for several")
+    given = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("benchmarks/blas.py: there is no NVIDIA GPU on this machine")
+    begin = time.perf_counter()
+    found = omnigemm.explain("gemm", m=16, n=576, k=7168, device="cuda")
+    print(found, flush=True)
+    host = host_us()
+    for name, us in host.items():
+        print(f"host time, {name:20s} {us:6.2f} us")
+    worst = max(us for name, us in host.items() if not name.startswith("torch"))
+    print(f"worst of ours: {worst} us (target {TARGET_HOST_US})\n\n{'op':22s} {'shape':20s} {'us':>9s}  ratio  peers")
+    rows: list[Row] = []
+    for one in measure(given.op):
+        rows.append(one)
+        print(f"{one['op']:22s} {one['shape']:20s} {one['us']:9.2f}  {one['ratio']:.3f}  {one['peers']}", flush=True)
+    print()
+    for line in summary(rows):
+        print(line)
+    print(f"took {time.perf_counter() - begin:.0f} s")
+    if given.out is not None:
+        record = {
+            "gpu": torch.cuda.get_device_name(0),
+            "torch": torch.__version__,
+            "library": next(one.reason for one in found.candidates if one.backend == "blas"),
+            "method": METHOD,
+            "host_us": host,
+            "rows": rows,
+        }
+        given.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Where a vendor's library is. The one that torch itself has loaded comes first: two in one process would each hold
+their own kernels and memory."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from .vendors import Vendor
+
+
+def candidates(vendor: Vendor) -> Iterator[str]:
+    """Paths and names to try, the best first; each once."""
+    seen = set()
+    for one in _search(vendor):
+        if one not in seen:
+            seen.add(one)
+            yield one
+
+
+def _search(vendor: Vendor) -> Iterator[str]:
+    if vendor.home is not None:
+        if home := os.environ.get(vendor.home):
+            yield from _files(vendor, [home])
+        return
+    yield from loaded(vendor.libraries)
+    yield from _files(vendor, sys.path)
+    if vendor.pathfinder is not None:
+        yield from _found_by_pathfinder(vendor.pathfinder)
+    yield from vendor.libraries  # where the system's loader looks
+
+
+def _files(vendor: Vendor, roots: list[str]) -> Iterator[str]:
+    for root in roots:
+        for folder in vendor.folders:
+            for name in vendor.libraries:
+                if (file := Path(root) / folder / name).is_file():
+                    yield str(file)
+
+
+def loaded(names: tuple[str, ...], maps: Path = Path("/proc/self/maps")) -> Iterator[str]:
+    """Libraries of these names that are in this process already; on systems that do not tell, none."""
+    try:
+        lines = maps.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        path = line.split(maxsplit=5)[5:]
+        # A file may carry its whole version: libcublas.so.13.1.0.3 is libcublas.so.13.
+        if path and any(f"{Path(path[0]).name}.".startswith(f"{name}.") for name in names):
+            yield path[0]
+
+
+def _found_by_pathfinder(name: str) -> Iterator[str]:
+    """It loads what it finds."""
+    try:
+        path = importlib.import_module("cuda.pathfinder").load_nvidia_dynamic_lib(name).abs_path
+    except (ImportError, RuntimeError):  # its own error for what it does not find is a RuntimeError
+        return
+    if path is not None:
+        yield str(path)

@@ -1,0 +1,152 @@
+"""Many products: one call of the vendor's where it has such a function and it takes these matrices, else a loop."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core.dtypes import name_of
+from ...core.errors import DeviceError
+from ...core.plan import Launch
+from ..cpu.grouped import contiguous_rows, masked_rows
+from .gemm import TYPES, Gemm, address
+from .matrices import Matrices
+
+_ALIGN = 16  # bytes: where the grouped function wants matrices to begin
+
+Tensors = Sequence[Tensor]
+Numbers = Sequence[float]
+
+
+class Grouped:
+    """`grouped_gemm` as a launch; `rows` makes launches of the operations whose groups are rows of one tensor."""
+
+    def __init__(self, product: Gemm) -> None:
+        self._product = product
+
+    def in_one_call(self, operands: str, result: str) -> bool:
+        """Whether lists of such types go to the vendor's function, if no matrix must be copied."""
+        library = self._product.library
+        native = operands != "bf16" or library.vendor.native_bf16
+        return native and result == operands and library.has("gemm_grouped")  # it has no wider results
+
+    def __call__(self, out: Tensors, a: Tensors, b: Tensors, c: Tensors | None, alpha: Numbers, beta: Numbers) -> None:
+        self.bind(out, a, b, c, alpha, beta)(out, a, b, c, alpha, beta)
+
+    def bind(self, out: Tensors, a: Tensors, b: Tensors, c: Tensors | None, alpha: Numbers, beta: Numbers) -> Launch:
+        """The launch for lists of tensors that lie like these."""
+        # Groups with nothing to add up are beta C, which is not the vendor's business.
+        full = [i for i in range(len(out)) if out[i].numel() and a[i].size(1)]
+        rest = [i for i in range(len(out)) if not (out[i].numel() and a[i].size(1))]
+        forms = [(Matrices.of(out[i]), Matrices.of(a[i]), Matrices.of(b[i])) for i in full]
+        one_call = self.in_one_call(name_of(a[0].dtype), name_of(out[0].dtype))
+        if not one_call or not full or any(None in three for three in forms):
+            return self._loop(range(len(out)), out, a, b, c, alpha, beta)
+        return self._at_once(full, forms, out, a, self._loop(rest, out, a, b, c, alpha, beta))
+
+    def _loop(
+        self,
+        groups: Sequence[int],
+        out: Tensors,
+        a: Tensors,
+        b: Tensors,
+        c: Tensors | None,
+        alpha: Numbers,
+        beta: Numbers,
+    ) -> Launch:
+        own_c = [None] * len(out) if c is None else c
+        launches = [(i, self._product.bind(out[i], a[i], b[i], own_c[i], alpha[i], beta[i])) for i in groups]
+
+        def run(out: Tensors, a: Tensors, b: Tensors, c: Tensors | None, alpha: Numbers, beta: Numbers) -> None:
+            for i, launch in launches:
+                launch(out[i], a[i], b[i], None if c is None else c[i], alpha[i], beta[i])
+
+        return run
+
+    def _at_once(self, full: Sequence[int], forms: Sequence[Any], out: Tensors, a: Tensors, others: Launch) -> Launch:
+        """One call for the groups `full`. Sizes are arrays on the host, addresses an array on the device."""
+        loops: list[Launch] = []  # made at the first call that needs one
+        count, dtype, device = len(full), a[0].dtype, out[0].device
+        index = device.index or 0
+        swaps = [d.rowwise for d, _, _ in forms]
+        firsts = [right if swap else left for swap, (_, left, right) in zip(swaps, forms, strict=True)]
+        seconds = [left if swap else right for swap, (_, left, right) in zip(swaps, forms, strict=True)]
+
+        def ints(values: Any) -> Any:
+            return (ctypes.c_int * count)(*values)
+
+        turned = [ints(x.rowwise != s for x, s in zip(side, swaps, strict=True)) for side in (firsts, seconds)]
+        m = ints(out[i].shape[swap] for i, swap in zip(full, swaps, strict=True))
+        n = ints(out[i].shape[not swap] for i, swap in zip(full, swaps, strict=True))
+        k = ints(a[i].size(1) for i in full)
+        leads = [ints(x.leading for x in side) for side in (firsts, seconds, [d for d, _, _ in forms])]
+        ones, kind = ints([1] * count), ctypes.c_int(TYPES[dtype])
+        product, library = self._product, self._product.library
+        function, pool = library.function("gemm_grouped"), product.pool(device)
+        precision = product.precision(dtype)
+
+        def run(out: Tensors, a: Tensors, b: Tensors, c: Tensors | None, alpha: Numbers, beta: Numbers) -> None:
+            if product.caller.device() != index:
+                with torch.cuda.device(index):
+                    return run(out, a, b, c, alpha, beta)
+            addresses = [(b if swap else a)[i].data_ptr() for i, swap in zip(full, swaps, strict=True)]
+            addresses += [(a if swap else b)[i].data_ptr() for i, swap in zip(full, swaps, strict=True)]
+            addresses += [out[i].data_ptr() for i in full]
+            # A capture would record a copy from host memory that is gone when the graph is replayed.
+            if product.caller.capturing() or any(one % _ALIGN for one in addresses):
+                if not loops:
+                    loops.append(self._loop(range(len(out)), out, a, b, c, alpha, beta))
+                return loops[0](out, a, b, c, alpha, beta)
+            others(out, a, b, c, alpha, beta)
+            with torch._C._AutoDispatchBelowAutograd():
+                for i in full:
+                    if c is not None and beta[i] != 0.0 and c[i].data_ptr() != out[i].data_ptr():
+                        out[i].copy_(c[i].expand_as(out[i]))
+                # From ordinary memory, the driver takes its own copy before this returns.
+                table = torch.tensor(addresses, dtype=torch.int64).to(device, non_blocking=True)
+            start, size = table.data_ptr(), 8 * count
+            factors = [(ctypes.c_float * count)(*(values[i] for i in full)) for values in (alpha, beta)]
+            compute, mode = precision()
+            handle = pool.take()
+            try:
+                if handle.math_mode != mode:
+                    handle.set_math_mode(mode)
+                status = function(
+                    handle.parameter, *turned, m, n, k, factors[0], address(start), kind, leads[0],
+                    address(start + size), kind, leads[1], factors[1], address(start + 2 * size), kind, leads[2],
+                    count, ones, compute,
+                )  # fmt: skip
+            finally:
+                pool.give(handle)
+            if status:
+                raise library.failure("gemm_grouped", status)
+            product.wait(device)  # the table goes back to torch's allocator
+            return None
+
+        return run
+
+    def rows(self, op: str) -> Launch:
+        """`grouped_gemm_contiguous` or `grouped_gemm_masked`: the host must know the rows, so it waits for them."""
+        masked = op == "grouped_gemm_masked"
+
+        def launch(out: Tensor, a: Tensor, b: Tensor, index: Tensor, a_scale: None, b_scale: None) -> None:
+            if self._product.caller.capturing():
+                raise DeviceError(
+                    f"{op}: {'counts' if masked else 'ends'} is on the device and must be read by the host, which a "
+                    f"CUDA graph cannot capture; call {op} outside of the capture"
+                )
+            with torch._C._AutoDispatchBelowAutograd():
+                if masked:
+                    parts = [(group, out[group, rows], a[group, rows]) for group, rows in masked_rows(index, a.size(1))]
+                else:
+                    parts = [(group, out[rows], a[rows]) for group, rows in contiguous_rows(index, a.size(0))]
+                if parts:
+                    groups, outs, lefts = zip(*parts, strict=True)
+                    count = len(groups)
+                    self(outs, lefts, [b[group].t() for group in groups], None, [1.0] * count, [0.0] * count)
+
+        return launch

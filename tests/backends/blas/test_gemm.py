@@ -1,0 +1,331 @@
+"""`gemm` of the blas backend against a library with the same ABI that computes on host memory (standin.c)."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import omnigemm
+from backends.blas.cases import CPU, FLOATS, NVIDIA, exact, kernel, opened, product, products, twos, word
+from omnigemm.backends.blas.caller import Caller
+from omnigemm.backends.blas.matrices import Matrices
+from omnigemm.core.dtypes import name_of
+from omnigemm.core.problem import describe
+from omnigemm.ops._run import calls
+
+
+def laid_out(x: Tensor, how: str) -> Tensor:
+    """The same values with other strides."""
+    if how == "columns":
+        return x.transpose(-1, -2).contiguous().transpose(-1, -2)
+    if how == "wide":  # rows of a wider matrix
+        wide = torch.full((*x.shape[:-1], x.size(-1) + 3), float("nan"), dtype=x.dtype)
+        wide[..., 1:-2] = x
+        return wide[..., 1:-2]
+    if how == "scattered":  # no dimension is dense
+        wide = torch.full((*x.shape[:-1], 2 * x.size(-1)), float("nan"), dtype=x.dtype)
+        wide[..., ::2] = x
+        return wide[..., ::2]
+    return x.contiguous()
+
+
+LAYOUTS = ["rows", "columns", "wide", "scattered"]
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
+@pytest.mark.parametrize(("a_how", "b_how", "out_how"), list(itertools.product(LAYOUTS, LAYOUTS, LAYOUTS)))
+def test_every_transposition_and_stride(standin: Any, dtype: torch.dtype, a_how: str, b_how: str, out_how: str) -> None:
+    backend = opened(standin)
+    for batch in ((), (3,)):
+        a = laid_out(torch.randn(*batch, 4, 6).to(dtype), a_how)
+        b = laid_out(torch.randn(*batch, 6, 5).to(dtype), b_how)
+        out = laid_out(torch.full((*batch, 4, 5), float("nan"), dtype=dtype), out_how)
+        assert torch.equal(product(backend, out, a, b), exact(a, b).to(dtype))
+        c = torch.randn(*batch, 4, 5).to(dtype)
+        want = exact(a, b, c, 0.5, -2.0)
+        torch.testing.assert_close(product(backend, out, a, b, c, 0.5, -2.0), want.to(dtype))
+        torch.testing.assert_close(product(backend, out.copy_(c), a, b, out, 0.5, -2.0), want.to(dtype))
+
+
+def test_transposed_views_are_not_copied(standin: Any) -> None:
+    backend = opened(standin)
+    a, b = torch.randn(6, 4).t(), torch.randn(5, 6).t()
+    product(backend, torch.empty(4, 5), a, b)
+    product(backend, torch.empty(5, 4).t(), a, b)
+    product(backend, torch.empty(4, 5), a.contiguous(), b.contiguous())
+    first, second, third = (line for line in standin.log() if line.startswith("gemm"))
+    assert "ta=1 tb=1 m=5 n=4 k=6" in first  # D^T = B^T A^T
+    assert "lda=6 ldb=4 ldc=5" in first
+    assert "ta=0 tb=0 m=4 n=5 k=6" in second  # D as it is
+    assert "lda=4 ldb=6 ldc=4" in second
+    assert "ta=0 tb=0 m=5 n=4 k=6" in third
+
+
+@pytest.mark.parametrize("a_shape", [(4, 6), (1, 4, 6), (3, 4, 6)])
+@pytest.mark.parametrize("b_shape", [(6, 5), (1, 6, 5), (3, 6, 5)])
+def test_batches_broadcast(standin: Any, a_shape: tuple[int, ...], b_shape: tuple[int, ...]) -> None:
+    backend = opened(standin)
+    a, b = torch.randn(a_shape), torch.randn(b_shape)
+    want = exact(a, b).float()
+    assert torch.equal(product(backend, torch.full_like(want, float("nan")), a, b), want)
+    repeated = torch.randn(1, 4, 6).expand(3, 4, 6)
+    other = torch.randn(3, 6, 5)
+    assert torch.equal(product(backend, torch.empty(3, 4, 5), repeated, other), exact(repeated, other).float())
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 6), (4, 0, 6), (4, 5, 0), (1, 1, 1), (1, 5, 6), (4, 1, 6), (4, 5, 1)])
+def test_thin_and_empty(standin: Any, shape: tuple[int, int, int]) -> None:
+    m, n, k = shape
+    backend = opened(standin)
+    for a_how, b_how in itertools.product(LAYOUTS, LAYOUTS):
+        a, b = laid_out(torch.randn(m, k), a_how), laid_out(torch.randn(k, n), b_how)
+        c = torch.randn(m, n)
+        out = torch.full((m, n), float("nan"))
+        assert torch.equal(product(backend, out, a, b), exact(a, b).float())
+        torch.testing.assert_close(product(backend, out, a, b, c, 1.0, 0.5), exact(a, b, c, 1.0, 0.5).float())
+
+
+def test_a_row_that_repeats_is_copied(standin: Any) -> None:
+    a, b = torch.randn(1, 6).expand(4, 6), torch.randn(6, 5)
+    assert torch.equal(product(opened(standin), torch.empty(4, 5), a, b), exact(a, b).float())
+    assert Matrices.of(a) is None
+    assert Matrices.of(torch.empty(0, 3, device="meta").as_strided((2, 3), (2**31, 1))) is None
+
+
+def test_strides_of_a_single_row_or_column_mean_nothing() -> None:
+    x = torch.empty(12)
+    assert Matrices.of(x.as_strided((1, 6), (0, 1))) == (True, 6, 0)
+    assert Matrices.of(x.as_strided((6, 1), (1, 0))) == (True, 1, 0)
+    assert Matrices.of(x.as_strided((1, 6), (0, 2))) == (False, 2, 0)
+    assert Matrices.of(x.as_strided((1, 3, 4), (0, 4, 1))) == (True, 4, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=name_of)
+def test_wide_results(standin: Any, dtype: torch.dtype) -> None:
+    a, b, c = torch.randn(4, 6).to(dtype), torch.randn(6, 5).to(dtype), torch.randn(4, 5).to(dtype)
+    out = torch.empty(4, 5)
+    backend = opened(standin)
+    assert torch.equal(product(backend, out, a, b), exact(a, b).float())
+    torch.testing.assert_close(product(backend, out, a, b, c, 2.0, 3.0), exact(a, b, c, 2.0, 3.0).float())
+
+
+# ------------------------------------------------------------------------------------------- as torch has it
+
+
+@pytest.fixture
+def _switches() -> Iterator[None]:
+    """Whatever a test sets, others find as before."""
+    matmul = torch.backends.cuda.matmul
+    before = [torch._C._get_fp32_precision_getter("cuda", "matmul")]
+    yield
+    torch.set_float32_matmul_precision("highest")
+    matmul.allow_tf32 = False
+    matmul.fp32_precision = before[0]
+    matmul.allow_fp16_reduced_precision_reduction = matmul.allow_bf16_reduced_precision_reduction = True
+
+
+def set_old(allowed: bool) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+
+
+def set_new(allowed: bool) -> None:
+    torch.backends.cuda.matmul.fp32_precision = "tf32" if allowed else "ieee"
+
+
+def set_words(allowed: bool) -> None:
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
+
+
+@pytest.mark.usefixtures("_switches")
+@pytest.mark.parametrize("switch", [set_old, set_new, set_words])
+def test_tf32_is_as_torch_has_it(standin: Any, switch: Any) -> None:
+    for allowed in (True, False, True):
+        standin.reset()
+        backend = opened(standin)
+        switch(allowed)
+        twos(backend)
+        (line,) = products(standin.log())
+        assert word(line, "compute") == ("77" if allowed else "68")
+        assert word(line, "mode") == "0"
+
+
+@pytest.mark.usefixtures("_switches")
+def test_a_bound_launch_sees_switches_change(standin: Any) -> None:
+    a, b, out = torch.ones(2, 2), torch.ones(2, 2), torch.empty(2, 2)
+    launch = kernel(opened(standin)).product.bind(out, a, b, None, 1.0, 0.0)
+    for allowed in (False, True):
+        set_old(allowed)
+        launch(out, a, b, None, 1.0, 0.0)
+    assert [word(line, "compute") for line in products(standin.log())] == ["68", "77"]
+
+
+@pytest.mark.usefixtures("_switches")
+@pytest.mark.parametrize(("dtype", "name"), [(torch.float16, "fp16"), (torch.bfloat16, "bf16")])
+def test_reductions_are_as_exact_as_torch_wants_them(standin: Any, dtype: torch.dtype, name: str) -> None:
+    backend = opened(standin)
+    a = torch.ones(2, 2, dtype=dtype)
+    for allowed in (True, False, False, True):
+        setattr(torch.backends.cuda.matmul, f"allow_{name}_reduced_precision_reduction", allowed)
+        product(backend, torch.empty_like(a), a, a)
+    log = standin.log()
+    assert [word(line, "mode") for line in products(log)] == ["0", "16", "16", "0"]
+    assert [word(line, "compute") for line in products(log)] == ["68"] * 4
+    assert len([line for line in log if line.startswith("set_math_mode")]) == 2  # only where it changes
+
+
+# ------------------------------------------------------------------------------------------------ how it is called
+
+
+def test_one_product_and_many(standin: Any, standin_of_batches: Any) -> None:
+    a, b = torch.randn(4, 6), torch.randn(6, 5)
+    for library, names in ((standin, ["gemm_single", "gemm_single", "gemm"]), (standin_of_batches, ["gemm"] * 3)):
+        backend = opened(library)
+        product(backend, torch.empty(4, 5), a, b)
+        product(backend, torch.empty(1, 4, 5), a, b[None])
+        many = product(backend, torch.empty(3, 4, 5), a.expand(3, 4, 6), b)
+        assert torch.equal(many[1], exact(a, b).float())
+        lines = products(library.log())
+        assert [line.split()[0] for line in lines] == names
+        assert [word(lines[2], name) for name in ("sa", "sb", "sc", "batch")] == ["0", "0", "20", "3"]
+        assert word(lines[0], "workspace") != "0x0"
+
+
+def test_a_launch_for_another_device_goes_there(standin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered: list[int] = []
+    where = [1]
+
+    class Device:
+        def __init__(self, index: int) -> None:
+            entered.append(index)
+
+        def __enter__(self) -> None:
+            where[0] = 0
+
+        def __exit__(self, *_: object) -> None:
+            where[0] = 1
+
+    monkeypatch.setattr(torch.cuda, "device", Device)
+    by = Caller(lambda: where[0], lambda index: 0x50 + index, lambda: False)
+    twos(opened(standin, NVIDIA, by))
+    assert entered == [0]
+    assert word(products(standin.log())[0], "stream") == "0x50"
+
+
+def test_nan_in_c_and_out_is_not_read_with_beta_0(standin: Any) -> None:
+    a, b = torch.randn(4, 6), torch.randn(6, 5)
+    nan = torch.full((4, 5), float("nan"))
+    for out in (nan.clone(), nan.t().contiguous().t()):
+        assert torch.equal(product(opened(standin), out, a, b, nan, 1.0, 0.0), exact(a, b).float())
+
+
+def test_parameters_that_require_gradients(standin: Any) -> None:
+    a, b, c = (torch.nn.Parameter(torch.randn(shape)) for shape in ((4, 6), (6, 5), (4, 5)))
+    for left in (a, laid_out(torch.randn(4, 6), "scattered").requires_grad_()):
+        out = product(opened(standin), torch.empty(4, 5), left, b, c, 2.0, 3.0)
+        assert not out.requires_grad
+        torch.testing.assert_close(out, exact(left, b, c, 2.0, 3.0).float())
+
+
+# ----------------------------------------------------------------------------------------------- as users call it
+
+
+@pytest.fixture
+def _registered(standin: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    backend = opened(standin)
+    monkeypatch.setattr("omnigemm.backends.backends", lambda: (backend,))
+    calls.clear()
+    yield
+    calls.clear()
+
+
+@pytest.mark.usefixtures("_registered")
+def test_through_the_operation(standin: Any) -> None:
+    a, b, c = torch.randn(4, 6), torch.randn(6, 5), torch.randn(4, 5)
+    for _ in range(2):  # cold and warm
+        assert torch.equal(omnigemm.gemm(a, b, backend="blas"), exact(a, b).float())
+        for alpha, beta in ((2.0, 3.0), (-1.0, 1.0), (0.5, -0.25)):
+            want = exact(a, b, c, alpha, beta).float()
+            torch.testing.assert_close(omnigemm.gemm(a, b, c, alpha=alpha, beta=beta), want)
+            out = c.clone()
+            assert omnigemm.gemm(a, b, out, alpha=alpha, beta=beta, out=out) is out
+            torch.testing.assert_close(out, want)
+    assert standin.live_handles() == 2  # one for the stream, and one for captures
+    plan = omnigemm.plan("gemm", m=4, n=5, k=6, dtype="fp32")
+    assert (plan.backend, plan.kernel, plan.workspace_bytes) == ("blas", "nvidia", 0)
+    assert torch.equal(plan.run(a, b), exact(a, b).float())
+
+
+@pytest.mark.usefixtures("_registered")
+def test_a_warm_call_skips_the_dispatcher_and_its_signature_is_that_of_a_cold_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    a, b, c = torch.randn(4, 6), torch.randn(6, 5), torch.randn(4, 5)
+    torch.ops.omnigemm.gemm(a, b, c, 0.25, 3.0, None, None)  # as torch.compile calls it
+    assert len(calls) == 1
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the long way")
+
+    monkeypatch.setattr("omnigemm.ops._run.execute", refuse)
+    for alpha, beta in ((0.5, 2.0), (-7.0, float("inf")), (2, 3)):
+        torch.testing.assert_close(omnigemm.gemm(a, b, c, alpha=alpha, beta=beta), exact(a, b, c, alpha, beta).float())
+    for alpha, beta in ((1.0, 2.0), (0.5, 0.0), (0.0, 2.0), (0.5, 1.0)):  # these choose, so they are plans of their own
+        with pytest.raises(AssertionError, match="the long way"):
+            omnigemm.gemm(a, b, c, alpha=alpha, beta=beta)
+
+
+@pytest.mark.usefixtures("_registered")
+def test_c_may_be_out_without_a_closer_look_and_other_operands_may_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    room = torch.randn(4, 4, 4)
+    a, b, out, _ = room
+    looked: list[str] = []
+    module = sys.modules["omnigemm.ops.gemm"]  # by name, the package has the function
+    real = module.need_distinct
+
+    def need_distinct(op: str, *rest: Any, **words: Any) -> None:
+        looked.append(op)
+        real(op, *rest, **words)
+
+    monkeypatch.setattr(module, "need_distinct", need_distinct)
+    for _ in range(2):  # cold and warm
+        want = exact(a, b, out, 2.0, 0.5).float()
+        torch.testing.assert_close(omnigemm.gemm(a, b, out, alpha=2.0, beta=0.5, out=out), want)
+    assert not looked
+    for _ in range(2):
+        with pytest.raises(omnigemm.LayoutError, match="shares memory with a"):
+            omnigemm.gemm(a, b, a, alpha=2.0, beta=0.5, out=a)
+        shifted = room.flatten()[33:49].view(4, 4)
+        with pytest.raises(omnigemm.LayoutError, match="shares memory with c"):
+            omnigemm.gemm(a, b, out, alpha=2.0, beta=0.5, out=shifted)
+    assert looked
+
+
+def test_what_is_refused(standin: Any) -> None:
+    backend = opened(standin)
+    assert backend.supports(describe("gemm", m=1, n=1, k=1), CPU)
+    for problem, reason in (
+        (describe("int8_gemm", m=1, n=1, k=1), "not int8_gemm"),
+        (describe("grouped_gemm_masked", m=1, n=1, k=1, dtype="e4m3"), "not e4m3 x e4m3"),
+        (describe("grouped_gemm_contiguous", m=1, n=1, k=32, weight_dtype="int4"), "not bf16 x int4"),
+        (describe("gemm", m=1, n=1, k=1, dtype="fp32", out_dtype="bf16"), "no bf16 result of fp32"),
+        (describe("gemm", m=1, n=1, k=1, batch=2**31), "batch is 2147483648, expected at most 2147483647"),
+    ):
+        answer = backend.supports(problem, CPU)
+        assert not answer
+        assert reason in answer.reason
+    assert "computes on cpu tensors" in backend.supports(describe("gemm", m=1, n=1, k=1), torch.device("meta")).reason
+
+
+def test_a_gpu_that_is_not_there(standin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = opened(standin, dataclasses.replace(NVIDIA, device_type="cuda"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    problem = describe("gemm", m=1, n=1, k=1)
+    assert backend.supports(problem, torch.device("cuda:1"))
+    assert "there is no cuda:2: torch finds 2 GPUs" in backend.supports(problem, torch.device("cuda:2")).reason

@@ -1,0 +1,202 @@
+"""Many products: by the vendor's own function where it has one, by a loop elsewhere, rows of one tensor either way."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import omnigemm
+from backends.blas.cases import CPU, FLOATS, STREAM, caller, exact, kernel, opened, products, word
+from omnigemm.backends.blas.caller import Caller
+from omnigemm.core.dtypes import name_of
+from omnigemm.core.problem import describe
+from omnigemm.ops._run import calls
+
+SHAPES = [(3, 5, 6), (1, 8, 2), (0, 4, 4), (7, 1, 9), (2, 2, 0)]
+
+
+def aligned(*shape: int, dtype: torch.dtype) -> Tensor:
+    """Random, and at a multiple of 64 bytes as GPUs have it; torch's memory on the host is."""
+    made = torch.randn(shape).to(dtype)
+    assert made.data_ptr() % 16 == 0
+    return made
+
+
+def lists(dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    a = [aligned(m, k, dtype=dtype) for m, _, k in SHAPES]
+    b = [aligned(n, k, dtype=dtype).t() if n % 2 else aligned(k, n, dtype=dtype) for _, n, k in SHAPES]
+    return a, b, [aligned(m, n, dtype=dtype) for m, n, _ in SHAPES]
+
+
+def check(out: list[Tensor], a: list[Tensor], b: list[Tensor], c: list[Tensor], alpha: Any, beta: Any) -> None:
+    for i in range(len(a)):
+        want = exact(a[i], b[i], c[i], alpha[i], beta[i])
+        torch.testing.assert_close(out[i], want.to(out[i].dtype), rtol=0.01, atol=0.01)
+
+
+@pytest.fixture(params=["one call", "loop"])
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The library, with its backend registered for the operations."""
+    library = request.getfixturevalue("standin" if request.param == "one call" else "standin_of_batches")
+    made = opened(library)
+    monkeypatch.setattr("omnigemm.backends.backends", lambda: (made,))
+    calls.clear()
+    yield library
+    calls.clear()
+
+
+def is_one_call(library: Any) -> bool:
+    return hasattr(library.lib, "cublasGemmGroupedBatchedEx")
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
+def test_lists(backend: Any, dtype: torch.dtype) -> None:
+    a, b, c = lists(dtype)
+    ones, zeros = [1.0] * len(a), [0.0] * len(a)
+    for _ in range(2):  # cold and warm
+        check(omnigemm.grouped_gemm(a, b), a, b, c, ones, zeros)
+        alpha, beta = [1.0, 0.5, 2.0, -1.0, 3.0], [0.0, 2.0, 1.0, 1.0, 0.5]
+        out = [torch.full_like(one, float("nan")) for one in c]
+        out[1].copy_(c[1])
+        given = [out[1] if i == 1 else one for i, one in enumerate(c)]
+        want = [one.clone() for one in given]
+        omnigemm.grouped_gemm(a, b, given, alpha=alpha, beta=beta, out=out)
+        check(out, a, b, want, alpha, beta)
+    names = [line.split()[0] for line in products(backend.log())]
+    assert names == (["gemm_grouped"] * 4 if is_one_call(backend) else ["gemm"] * 12)
+    found = omnigemm.explain("grouped_gemm", m=4, n=5, k=6, dtype=dtype)
+    assert found.chosen is not None
+    assert ("one call for all groups" if is_one_call(backend) else "one call for each group") in found.chosen.reason
+
+
+def test_results_in_columns_and_in_rows(standin: Any) -> None:
+    groups = kernel(opened(standin)).groups
+    a, b, c = lists(torch.float32)
+    out = [torch.full_like(one, float("nan")) for one in c]
+    out[0], out[3] = out[0].t().contiguous().t(), out[3].t().contiguous().t()
+    groups(out, a, b, None, [1.0] * 5, [0.0] * 5)
+    check(out, a, b, c, [1.0] * 5, [0.0] * 5)
+    assert [line.split()[0] for line in products(standin.log())] == ["gemm_grouped"]
+
+
+@pytest.mark.parametrize("why", ["wide results", "not dense", "not aligned", "captured"])
+def test_what_the_vendors_function_does_not_take_is_a_loop(standin: Any, why: str) -> None:
+    captures = [False]
+    found = kernel(opened(standin, by=caller(capturing=lambda: captures[0])))
+    a, b, c = lists(torch.float16)
+    out = [torch.full_like(one, float("nan"), dtype=torch.float32 if why == "wide results" else None) for one in c]
+    if why == "not dense":
+        a[0] = torch.stack([a[0], a[0]], -1)[..., 0]
+    elif why == "not aligned":
+        a[0] = torch.cat([a[0].flatten(), a[0].flatten()])[1:19].view(3, 6)
+    elif why == "captured":
+        found.product(torch.empty(1, 1), torch.ones(1, 1), torch.ones(1, 1), None, 1.0, 0.0)
+        captures[0] = True
+        standin.lib.standin_log()
+    before = len(products(standin.log()))
+    found.groups(out, a, b, None, [1.0] * 5, [0.0] * 5)
+    check(out, a, b, c, [1.0] * 5, [0.0] * 5)
+    assert [line.split()[0] for line in products(standin.log())[before:]] == ["gemm_single"] * 3
+
+
+def test_handles_and_switches_are_those_of_single_products(standin: Any) -> None:
+    found = kernel(opened(standin))
+    a, b, c = lists(torch.float16)
+    matmul = torch.backends.cuda.matmul
+    try:
+        for allowed in (True, False):
+            matmul.allow_fp16_reduced_precision_reduction = allowed
+            found.groups(c, a, b, None, [1.0] * 5, [0.0] * 5)
+    finally:
+        matmul.allow_fp16_reduced_precision_reduction = True
+    modes = [word(line, "mode") for line in standin.log() if line.startswith("group ")]
+    assert modes == ["0"] * 3 + ["16"] * 3
+    assert standin.live_handles() == 2
+
+
+def test_a_vendor_that_must_be_waited_for(standin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = kernel(opened(standin))
+    waited: list[int] = []
+    monkeypatch.setattr(found.product.library, "_wait", lambda stream: waited.append(stream) or 0)
+    a, b, c = lists(torch.float16)
+    found.groups(c, a, b, None, [1.0] * 5, [0.0] * 5)
+    assert waited == [STREAM]
+
+
+def test_lists_on_another_device(standin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    where = [1]
+
+    @contextlib.contextmanager
+    def device(index: int) -> Iterator[None]:
+        where[0] = index
+        yield
+        where[0] = 1
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    found = kernel(opened(standin, by=Caller(lambda: where[0], lambda index: 0x50 + where[0], lambda: False)))
+    a, b, c = lists(torch.float16)
+    found.groups(c, a, b, None, [1.0] * 5, [0.0] * 5)
+    assert {word(line, "stream") for line in standin.log() if line.startswith("group ")} == {"0x50"}
+    assert where == [1]
+
+
+def test_a_status_of_the_grouped_function(standin: Any) -> None:
+    found = kernel(opened(standin))
+    a, b, c = lists(torch.float32)
+    standin.fail("cublasGemmGroupedBatchedEx", 13)
+    with pytest.raises(omnigemm.DeviceError, match=r"cublasGemmGroupedBatchedEx answers EXECUTION_FAILED \(13\)"):
+        found.groups(c, a, b, None, [1.0] * 5, [0.0] * 5)
+    found.groups(c, a, b, None, [1.0] * 5, [0.0] * 5)
+    check(c, a, b, c, [1.0] * 5, [0.0] * 5)
+
+
+# ---------------------------------------------------------------------------------------------- rows of one tensor
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
+def test_rows(backend: Any, dtype: torch.dtype) -> None:
+    groups, n, k, ends = 4, 8, 16, [3, 3, 8, 10]
+    b = torch.randn(groups, n, k).to(dtype)
+    a = torch.randn(12, k).to(dtype)
+    out = torch.full((12, n), float("nan"), dtype=dtype)
+    omnigemm.grouped_gemm_contiguous(a, b, torch.tensor(ends, dtype=torch.int32), out=out)
+    slabs = torch.randn(groups, 5, k).to(dtype)
+    masked = torch.full((groups, 5, n), float("nan"), dtype=dtype)
+    omnigemm.grouped_gemm_masked(slabs, b, torch.tensor([2, 0, 5, 1], dtype=torch.int32), out=masked)
+    for group, count in enumerate([2, 0, 5, 1]):
+        rows = slice(ends[group - 1] if group else 0, ends[group])
+        want = exact(a[rows], b[group].t()).to(dtype)
+        torch.testing.assert_close(out[rows], want, rtol=0.01, atol=0.01)
+        want = exact(slabs[group, :count], b[group].t()).to(dtype)
+        torch.testing.assert_close(masked[group, :count], want, rtol=0.01, atol=0.01)
+        assert bool(masked[group, count:].isnan().all())
+    assert bool(out[10:].isnan().all())
+    names = {line.split()[0] for line in products(backend.log())}
+    assert names == ({"gemm_grouped"} if is_one_call(backend) else {"gemm"})
+    found = omnigemm.explain("grouped_gemm_masked", m=4, n=5, k=6, dtype=dtype, groups=3)
+    assert "after waiting for the device, to read the rows of each group" in str(found)
+
+
+@pytest.mark.usefixtures("backend")
+def test_no_rows_and_wrong_rows() -> None:
+    a, b = torch.randn(4, 8), torch.randn(2, 3, 8)
+    out = torch.full((4, 3), 5.0)
+    omnigemm.grouped_gemm_contiguous(a, b, torch.zeros(2, dtype=torch.int32), out=out)
+    assert bool((out == 5.0).all())
+    with pytest.raises(omnigemm.ShapeError, match=r"ends\[1\] is 5, expected 1 <= ends\[1\] <= T = 4"):
+        omnigemm.grouped_gemm_contiguous(a, b, torch.tensor([1, 5], dtype=torch.int32))
+
+
+@pytest.mark.parametrize(("op", "name"), [("grouped_gemm_contiguous", "ends"), ("grouped_gemm_masked", "counts")])
+def test_rows_are_not_captured(standin: Any, op: str, name: str) -> None:
+    captures = [True]
+    found = kernel(opened(standin, by=caller(capturing=lambda: captures[0])))
+    plan = found.plan(describe(op, m=4, n=3, k=8, groups=2, dtype="fp32"), CPU)
+    with pytest.raises(omnigemm.DeviceError, match=rf"{op}: {name} is on the device and must be read by the host"):
+        plan.launch(torch.empty(2, 4, 3), torch.empty(2, 4, 8), torch.empty(2, 3, 8), torch.zeros(2), None, None)
+    assert standin.log() == []

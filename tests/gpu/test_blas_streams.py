@@ -1,0 +1,275 @@
+"""The blas backend's handles on a GPU: graphs, streams, threads, and lists of products."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import omnigemm
+from omnigemm.backends.blas import BlasBackend
+from omnigemm.backends.blas.pool import Handle, Pool
+from omnigemm.core.dtypes import name_of
+from omnigemm.ops._run import calls
+
+from .blas_cases import FLOATS, NAN, close, exact, limit, poisoned, random
+
+DECODE = (16, 576, 7168)  # few rows and a long sum: cuBLAS splits K, and so needs its workspace
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[BlasBackend]:
+    """A backend that has made no handle yet."""
+    backend = BlasBackend()
+    monkeypatch.setattr("omnigemm.backends.backends", lambda: (backend,))
+    calls.clear()
+    yield backend
+    calls.clear()
+    torch.cuda.synchronize()
+
+
+def pool(backend: BlasBackend) -> Pool:
+    (found,) = backend.kernels(omnigemm.plan("gemm", m=1, n=1, k=1, device="cuda").problem, torch.device("cuda"))
+    made: Pool = found.product.pool(torch.device("cuda:0"))  # type: ignore[attr-defined]
+    return made
+
+
+# --------------------------------------------------------------------------------------------------------- graphs
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
+def test_graph_replays_on_new_data(dtype: torch.dtype) -> None:
+    m, n, k = DECODE
+    a, b, c = random(m, k, dtype=dtype), random(n, k, dtype=dtype).t(), random(m, n, dtype=dtype)
+    many = random(4, 40, 96, dtype=dtype), random(4, 96, 56, dtype=dtype)
+    out, sums, batch = poisoned(m, n, dtype=dtype), poisoned(m, n, dtype=dtype), poisoned(4, 40, 56, dtype=dtype)
+
+    def work() -> torch.Tensor:
+        omnigemm.gemm(a, b, out=out)
+        omnigemm.gemm(a, b, c, alpha=0.5, beta=2.0, out=sums)
+        omnigemm.gemm(*many, out=batch)
+        return omnigemm.gemm(a, b)
+
+    work()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = work()
+    for one in (a, b, c, *many):
+        one.copy_(random(*one.shape, dtype=dtype))
+    for one in (out, sums, batch, made):
+        one.fill_(NAN)
+    graph.replay()
+    torch.cuda.synchronize()
+    close(out, a, b)
+    close(sums, a, b, c, 0.5, 2.0)
+    close(batch, *many)
+    assert torch.equal(made, out)
+
+
+def test_a_capture_before_any_call_is_refused_and_works_after_one(fresh: BlasBackend) -> None:
+    m, n, k = DECODE
+    a, b = random(m, k), random(n, k).t()
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(omnigemm.DeviceError, match=r"no handle is ready on cuda:0, and a CUDA graph is being"):  # noqa: SIM117
+        with torch.cuda.graph(graph):
+            omnigemm.gemm(a, b)
+    omnigemm.gemm(random(4, 4), random(4, 4))  # any call, of any shape, on any stream
+    graph, out = torch.cuda.CUDAGraph(), poisoned(m, n)
+    with torch.cuda.graph(graph):
+        omnigemm.gemm(a, b, out=out)
+    graph.replay()
+    close(out, a, b)
+
+
+def test_graphs_share_no_workspace_with_streams() -> None:
+    """Captured on one stream, replayed on another, while the first goes on with products of the same kind."""
+    m, n, k = DECODE
+    a, b, other = random(m, k), random(n, k).t(), random(m, k)
+    allowed, other_allowed = limit(a, b, torch.bfloat16), limit(other, b, torch.bfloat16)
+    want, other_want = exact(a, b), exact(other, b)
+    one, two = torch.cuda.Stream(), torch.cuda.Stream()
+    out, results = poisoned(m, n), poisoned(50, m, n)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(one):
+        omnigemm.gemm(a, b)
+        before = torch.cuda.memory_allocated()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=one):
+            for _ in range(50):
+                omnigemm.gemm(a, b, out=out)
+        assert torch.cuda.memory_allocated() <= before  # the graph's workspace is its own business
+    for _ in range(5):
+        out.fill_(NAN)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(two):
+            graph.replay()
+        with torch.cuda.stream(one):
+            for i in range(50):
+                omnigemm.gemm(other, b, out=results[i])
+        torch.cuda.synchronize()
+        assert bool(((out.double() - want).abs() <= allowed).all())
+        assert bool(((results.double() - other_want).abs() <= other_allowed).all())
+
+
+# -------------------------------------------------------------------------------------------- streams and threads
+
+
+def test_16_threads_on_16_streams(fresh: BlasBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All threads go through all streams; no handle is ever taken twice, and every result is right."""
+    busy: set[int] = set()
+    shared: list[str] = []
+    guard = threading.Lock()
+    real_take, real_give = Pool.take, Pool.give
+
+    def take(self: Pool) -> Handle:
+        handle = real_take(self)
+        with guard:
+            if id(handle) in busy:
+                shared.append("a handle that is in use was handed out")
+            busy.add(id(handle))
+        return handle
+
+    def give(self: Pool, handle: Handle) -> None:
+        with guard:
+            busy.discard(id(handle))
+        real_give(self, handle)
+
+    monkeypatch.setattr(Pool, "take", take)
+    monkeypatch.setattr(Pool, "give", give)
+    cases = []
+    for m, n, k, dtype in (
+        (*DECODE, torch.bfloat16), (1, 2112, 7168, torch.float16), (64, 256, 4096, torch.float32),
+        (200, 776, 1040, torch.bfloat16),
+    ):  # fmt: skip
+        a, b = random(m, k, dtype=dtype), random(n, k, dtype=dtype).t()
+        cases.append((a, b, exact(a, b), limit(a, b, dtype)))
+    streams = [torch.cuda.Stream() for _ in range(16)]
+    torch.cuda.synchronize()
+    wrong: list[str] = []
+
+    def work(number: int) -> None:
+        try:
+            for turn in range(48):
+                a, b, want, allowed = cases[(number + turn) % len(cases)]
+                with torch.cuda.stream(streams[(number + 5 * turn) % 16]):
+                    result = omnigemm.gemm(a, b)
+                    if not bool(((result.double() - want).abs() <= allowed).all()):
+                        wrong.append(f"thread {number}, turn {turn}")
+        except BaseException as error:
+            wrong.append(f"thread {number}: {error!r}")
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong, wrong[:5]
+    assert not shared
+    handles = sum(len(free) for free in pool(fresh)._free.values())
+    assert 17 <= handles <= 16 * 16 + 1  # at least one for each stream and one for captures
+    pool(fresh).close()
+    assert not any(pool(fresh)._free.values())
+
+
+def test_each_product_waits_for_what_came_before_on_its_stream() -> None:
+    b = (torch.randn(512, 512, device="cuda") * 512**-0.5).bfloat16()
+    first = random(8, 512)
+    x = y = first
+    for _ in range(20):
+        x = omnigemm.gemm(x, b)
+        torch.cuda.synchronize()
+    for _ in range(20):
+        y = omnigemm.gemm(y, b)
+    assert torch.equal(x, y)
+
+
+# --------------------------------------------------------------------------------------------------------- groups
+
+SHAPES = [(33, 72, 200), (1, 8, 16), (0, 64, 64), (128, 256, 512), (16, 16, 0), (7, 136, 1024)]
+
+
+@pytest.fixture
+def grouped_calls(fresh: BlasBackend) -> list[Any]:
+    """How often the vendor's grouped function is called from here on."""
+    assert fresh.available()
+    (found,) = fresh.kernels(omnigemm.plan("gemm", m=1, n=1, k=1, device="cuda").problem, torch.device("cuda"))
+    functions = found.product.library._functions  # type: ignore[attr-defined]
+    if "gemm_grouped" not in functions:
+        pytest.skip("this cuBLAS has no cublasGemmGroupedBatchedEx")
+    real, seen = functions["gemm_grouped"], []
+
+    def counted(*arguments: Any) -> int:
+        seen.append(arguments)
+        return int(real(*arguments))
+
+    functions["gemm_grouped"] = counted
+    return seen
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
+def test_lists_by_the_vendors_function(grouped_calls: list[Any], dtype: torch.dtype) -> None:
+    found = omnigemm.explain("grouped_gemm", m=8, n=8, k=8, dtype=dtype, groups=4, device="cuda")
+    assert "one call for all groups" in str(found)
+    alpha, beta = [1.0, 0.5, 2.0, -1.0, 3.0, 1.0], [0.0, 2.0, 1.0, 1.0, 0.5, 0.0]
+    for turn in range(3):
+        a = [random(m, k, dtype=dtype) for m, _, k in SHAPES]
+        b = [
+            random(n, k, dtype=dtype).t() if (i + turn) % 2 else random(k, n, dtype=dtype)
+            for i, (_, n, k) in enumerate(SHAPES)
+        ]
+        c = [random(m, n, dtype=dtype) for m, n, _ in SHAPES]
+        for one, x, y in zip(omnigemm.grouped_gemm(a, b), a, b, strict=True):
+            close(one, x, y)
+        out = [poisoned(m, n, dtype=dtype) for m, n, _ in SHAPES]
+        out[3] = poisoned(256, 128, dtype=dtype).t()  # columns
+        omnigemm.grouped_gemm(a, b, c, alpha=alpha, beta=beta, out=out)
+        for i, one in enumerate(out):
+            close(one, a[i], b[i], c[i], alpha[i], beta[i])
+    assert len(grouped_calls) == 6
+
+
+@pytest.mark.parametrize("why", ["wide results", "not dense", "not aligned", "captured"])
+def test_lists_by_a_loop(grouped_calls: list[Any], why: str) -> None:
+    a, b = [random(m, k) for m, _, k in SHAPES], [random(k, n) for _, n, k in SHAPES]
+    if why == "not dense":
+        a[0] = random(33, 400)[:, ::2]
+    elif why == "not aligned":
+        a[0] = random(33 * 200 + 1).view(-1)[1:].view(33, 200)
+    wide = why == "wide results"
+    out = [poisoned(m, n, dtype=torch.float32 if wide else torch.bfloat16) for m, n, _ in SHAPES]
+    omnigemm.gemm(random(4, 4), random(4, 4))
+    if why == "captured":
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            omnigemm.grouped_gemm(a, b, out=out)
+        graph.replay()
+    else:
+        omnigemm.grouped_gemm(a, b, out=out)
+    for one, x, y in zip(out, a, b, strict=True):
+        close(one, x, y)
+    assert not grouped_calls
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
+def test_rows_of_one_tensor(grouped_calls: list[Any], dtype: torch.dtype) -> None:
+    groups, n, k, ends = 4, 136, 512, [33, 33, 80, 97]
+    b, a, out = random(groups, n, k, dtype=dtype), random(100, k, dtype=dtype), poisoned(100, n, dtype=dtype)
+    ends_there = torch.tensor(ends, dtype=torch.int32, device="cuda")
+    omnigemm.grouped_gemm_contiguous(a, b, ends_there, out=out)
+    slabs, masked = random(groups, 40, k, dtype=dtype), poisoned(groups, 40, n, dtype=dtype)
+    counts = torch.tensor([40, 0, 1, 17], dtype=torch.int32, device="cuda")
+    omnigemm.grouped_gemm_masked(slabs, b, counts, out=masked)
+    for group, count in enumerate(counts.tolist()):
+        rows = slice(ends[group - 1] if group else 0, ends[group])
+        close(out[rows], a[rows], b[group].t())
+        close(masked[group, :count], slabs[group, :count], b[group].t())
+        assert bool(masked[group, count:].isnan().all())
+    assert bool(out[97:].isnan().all())
+    assert len(grouped_calls) == 2
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(omnigemm.DeviceError, match="ends is on the device and must be read by the host"):  # noqa: SIM117
+        with torch.cuda.graph(graph):
+            omnigemm.grouped_gemm_contiguous(a, b, ends_there, out=out)
