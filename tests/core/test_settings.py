@@ -59,6 +59,7 @@ def test_other_threads_do_not_see_it() -> None:
         ({"deterministic": "yes"}, ValueError, ("'yes'", "True or False")),
         ({"weight_cache_mib": -1}, ValueError, ("-1", ">= 0")),
         ({"weight_cache_mib": True}, ValueError, ("True",)),
+        ({"constant_weights": 1}, ValueError, ("constant_weights is 1", "True or False")),
     ],
 )
 def test_refused(changes: dict[str, object], error: type[Exception], parts: tuple[str, ...]) -> None:
@@ -76,8 +77,16 @@ def _run(environment: dict[str, str], code: str) -> subprocess.CompletedProcess[
 
 def test_environment() -> None:
     code = "from omnigemm.core.settings import current; print(current())"
-    run = _run({"OMNIGEMM_BACKEND": "cpu", "OMNIGEMM_DETERMINISTIC": "1", "OMNIGEMM_WEIGHT_CACHE_MIB": "7"}, code)
-    assert run.stdout.strip() == "Settings(backend='cpu', deterministic=True, weight_cache_mib=7)"
+    given = {
+        "OMNIGEMM_BACKEND": "cpu",
+        "OMNIGEMM_DETERMINISTIC": "1",
+        "OMNIGEMM_WEIGHT_CACHE_MIB": "7",
+        "OMNIGEMM_CONSTANT_WEIGHTS": "1",
+    }
+    run = _run(given, code)
+    assert (
+        run.stdout.strip() == "Settings(backend='cpu', deterministic=True, weight_cache_mib=7, constant_weights=True)"
+    )
 
 
 def test_log_prints_each_new_problem_once() -> None:
@@ -91,6 +100,7 @@ def test_log_prints_each_new_problem_once() -> None:
     [
         ("OMNIGEMM_BACKEND", "abacus"),
         ("OMNIGEMM_DETERMINISTIC", "maybe"),
+        ("OMNIGEMM_CONSTANT_WEIGHTS", "yes"),
         ("OMNIGEMM_WEIGHT_CACHE_MIB", "lots"),
         ("OMNIGEMM_LOG", "loud"),
     ],

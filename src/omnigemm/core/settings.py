@@ -28,6 +28,10 @@ ENVIRONMENT: dict[str, tuple[str, str]] = {
         "the cuBLAS-compatible library to use: nvidia or kunlun, with :path if it is elsewhere than usual",
         "on NVIDIA GPUs, the cuBLAS that torch uses",
     ),
+    "OMNIGEMM_CONSTANT_WEIGHTS": (
+        "1: no work on the GPU writes a weight shortly before it is used, so kernels may read weights early",
+        "0",
+    ),
     "OMNIGEMM_LOG": ("debug: print each new problem with the kernel that it got", "off"),
 }
 
@@ -41,6 +45,7 @@ class Settings:
     backend: str | None = None
     deterministic: bool = False
     weight_cache_mib: int | None = None
+    constant_weights: bool = False
 
     def __post_init__(self) -> None:
         if self.backend is not None:
@@ -48,8 +53,10 @@ class Settings:
         limit = self.weight_cache_mib
         if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 0):
             raise ValueError(f"settings: weight_cache_mib is {limit!r}, expected None or a whole number >= 0")
-        if not isinstance(self.deterministic, bool):
-            raise ValueError(f"settings: deterministic is {self.deterministic!r}, expected True or False")
+        for name in ("deterministic", "constant_weights"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise ValueError(f"settings: {name} is {value!r}, expected True or False")
 
 
 def check_backend(where: str, name: str) -> None:
@@ -61,14 +68,20 @@ def _from_environment() -> Settings:
     backend = os.environ.get("OMNIGEMM_BACKEND") or None
     if backend is not None:
         check_backend("OMNIGEMM_BACKEND", backend)
-    flag = os.environ.get("OMNIGEMM_DETERMINISTIC", "0")
-    if flag not in ("", "0", "1"):
-        raise ValueError(f"OMNIGEMM_DETERMINISTIC is {flag!r}, expected 0 or 1")
     text = os.environ.get("OMNIGEMM_WEIGHT_CACHE_MIB", "")
     if text and not text.isdigit():
         raise ValueError(f"OMNIGEMM_WEIGHT_CACHE_MIB is {text!r}, expected a whole number of MiB")
     _start_log(os.environ.get("OMNIGEMM_LOG", ""))
-    return Settings(backend, flag == "1", int(text) if text else None)
+    return Settings(
+        backend, _flag("OMNIGEMM_DETERMINISTIC"), int(text) if text else None, _flag("OMNIGEMM_CONSTANT_WEIGHTS")
+    )
+
+
+def _flag(name: str) -> bool:
+    value = os.environ.get(name, "0")
+    if value not in ("", "0", "1"):
+        raise ValueError(f"{name} is {value!r}, expected 0 or 1")
+    return value == "1"
 
 
 def _start_log(level: str) -> None:
