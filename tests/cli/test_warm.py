@@ -234,7 +234,7 @@ def test_failed_compile(run, monkeypatch):
 
     def wrong(config: object, variant: object) -> jit.KernelSpec:
         spec = right(config, variant)
-        return jit.KernelSpec(spec.name, "this is [not] CUDA", spec.arch) if "rows" in spec.name else spec
+        return jit.KernelSpec(spec.name, "this is [not] CUDA", spec.arch) if "rows_128" in spec.name else spec
 
     monkeypatch.setattr(fp8, "spec", wrong)
     result = run(*TINY, "--json")

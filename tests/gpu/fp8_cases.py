@@ -26,12 +26,11 @@ CONFIGS = {
     "rows 256x128 shared": sm90.Config(False, 2, 2, 128, 3, left_share=2),
     "swap 8 split 8": sm90.Config(True, 1, 1, 8, 8, split=8, depth=4, blocks_per_sm=2),
     "swap 16 split 3": sm90.Config(True, 1, 1, 16, 6, split=3, depth=4, right_share=2),
+    "swap 32 shared weights": sm90.Config(True, 1, 1, 32, 6, split=3, depth=4, left_share=2, blocks_per_sm=2),
     "swap 64 shared": sm90.Config(True, 1, 1, 64, 6, split=2, depth=2, right_share=4, blocks_per_sm=2),
     "swap 128": sm90.Config(True, 1, 1, 128, 4, depth=2),
     "swap 128x128": sm90.Config(True, 2, 1, 128, 4, split=2, right_share=2),
 }
-# With NVRTC 13.4 it does not; the kernel's diary has the figures.
-SPILLS_WITH_NVRTC_13_0 = CONFIGS["swap 128x128"]
 
 
 def problem(
@@ -107,7 +106,7 @@ def run(config: sm90.Config, made: Problem) -> None:
     # Rows of the frame begin at multiples of 16 bytes whatever N is, so that the kernel itself writes into it.
     frame = torch.full((made.m + 2, -(-made.n // 8) * 8 + 8), float("nan"), device="cuda", dtype=_OUTS[made.out_dtype])
     launch = fp8.Launch(made, config, 0, gpu.of(0).multiprocessors)
-    assert launch._loaded.local_bytes == 0 or config == SPILLS_WITH_NVRTC_13_0, "registers are spilled"
+    assert launch._loaded.local_bytes == 0, "registers are spilled"
     launch(frame[1:-1, : made.n], *given)
     close(frame[1:-1, : made.n], given)
     assert bool(frame[0].isnan().all())

@@ -184,6 +184,37 @@ def test_each_call_waits_for_what_came_before_on_its_stream() -> None:
     assert torch.equal(x.view(torch.uint8), y.view(torch.uint8))
 
 
+@pytest.mark.parametrize("m", [1, 16, 60, 100, 300])
+def test_constant_weights_change_nothing_but_the_time(m: int) -> None:
+    """Kernels then read weights while the ones before still run, here each other's results included."""
+    given = [operands(problem(m, n, 1536)) for n in (1536, 1536, 1536)]
+
+    def chain() -> list[Tensor]:
+        found = []
+        for one in given * 8:
+            result = call(one)
+            found.append(result)
+            given[0][0].copy_(result.to(given[0][0].dtype))  # the next one's activations are this one's results
+        return found
+
+    start = given[0][0].clone()
+    plain = chain()
+    given[0][0].copy_(start)
+    with omnigemm.settings(constant_weights=True):
+        early = chain()
+    assert all(torch.equal(one, other) for one, other in zip(plain, early, strict=True))
+
+
+def test_weights_may_change_unless_stated_otherwise() -> None:
+    given = operands(problem(16, 2112, 1536))
+    other = operands(problem(16, 2112, 1536))
+    weight, expected = given[1], [call(given), call((given[0], other[1], *given[2:]))]
+    both = [weight.clone(), other[1]]
+    for i in range(200):
+        weight.copy_(both[i % 2])
+        assert torch.equal(call(given), expected[i % 2]), i
+
+
 def test_compiled_and_traced() -> None:
     given = operands(problem(24, 264, 512))
     compiled = torch.compile(lambda a, b, s, t: omnigemm.fp8_gemm(a, b, s, t) + 1, fullgraph=True, backend="aot_eager")

@@ -22,7 +22,12 @@ def copies_needed(nbytes: int) -> int:
     return max(2, -(-COLD_BYTES // max(1, nbytes)))
 
 
-def microseconds(call: Callable[[Any], object], copies: Sequence[Any]) -> float:
+def microseconds(
+    call: Callable[[Any], object],
+    copies: Sequence[Any],
+    replay_seconds: float = REPLAY_SECONDS,
+    replays: int = REPLAYS,
+) -> float:
     """Time `call(copy)`. Every copy is used once before, so that nothing compiles or allocates in the capture."""
     start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     stream = torch.cuda.Stream()
@@ -34,7 +39,7 @@ def microseconds(call: Callable[[Any], object], copies: Sequence[Any]) -> float:
             call(one)
         stop.record()
         stop.synchronize()
-        rounds = max(1, int(REPLAY_SECONDS * 1e3 / start.elapsed_time(stop)) + 1)
+        rounds = max(1, int(replay_seconds * 1e3 / start.elapsed_time(stop)) + 1)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
             for _ in range(rounds):
@@ -42,7 +47,7 @@ def microseconds(call: Callable[[Any], object], copies: Sequence[Any]) -> float:
                     call(one)
         graph.replay()
         times: list[float] = []
-        for _ in range(REPLAYS):
+        for _ in range(replays):
             start.record()
             graph.replay()
             stop.record()

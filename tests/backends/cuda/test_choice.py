@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnigemm.backends.cuda import choice, fp8
-from omnigemm.backends.cuda.choice import RUNNERS_UP, Choice, choices, deepest, table
+from omnigemm.backends.cuda.choice import RUNNERS_UP, Choice, choices, deepest, kind_of, table
 from omnigemm.backends.cuda.gpu import KNOWN, Gpu
 from omnigemm.backends.cuda.jit import KernelSpec, Result
 from omnigemm.backends.cuda.sm90 import SHARED_BYTES, SHARED_PER_SM, Config, Variant
@@ -80,19 +80,26 @@ def test_the_same_every_time() -> None:
     assert {one: choices(*one, H200) for one in reversed(asked)} == first
 
 
+@pytest.mark.parametrize("constant", [False, True])
 @pytest.mark.parametrize("kinds", KINDS, ids="-".join)
-def test_what_was_measured_leads(kinds: tuple[str, str]) -> None:
-    """Also for the other scales, if they have room for it; runners-up never look better than what beat them."""
-    for (n, k), rows in table(H200).items():
+def test_what_was_measured_leads(kinds: tuple[str, str], constant: bool) -> None:
+    """For the scales it was measured with and their relatives; runners-up never look better than what beat them."""
+    for (n, k, kind), rows in table(H200).items():
+        what = variant(n, k, kinds)
+        if kind_of(what) != kind:
+            continue
         for row in rows:
-            config, what = Config(**row["config"]), variant(n, k, kinds)
+            if row.get("constant_weights", constant) != constant:
+                continue
+            config = Config(**row["config"])
             for m in {row["m_from"], min(row["m_to"], 10000)}:
-                lead, *others = check(what, m, H200)
+                lead, *others = choices(what, m, H200, constant)
                 assert lead.measured == (what.fault(config) is None)
-                if kinds == BLOCK:
+                if kinds in (BLOCK, ("token", "channel")):
                     assert lead.measured
                 if lead.measured:
                     assert lead.config == config
+                    assert lead.early == row.get("early", False)
                     assert lead.seconds == pytest.approx(row["us"] * 1e-6)
                     assert all(one.seconds >= lead.seconds for one in others)
                 else:
@@ -100,11 +107,19 @@ def test_what_was_measured_leads(kinds: tuple[str, str]) -> None:
 
 
 def test_beside_the_table_the_model_chooses() -> None:
-    (n, k), rows = next((weight, rows) for weight, rows in table(H200).items() if weight == (576, 7168))
-    assert not any(row["m_from"] <= 20 <= row["m_to"] for row in rows)
-    assert not choices(variant(n, k), 20, H200)[0].measured
+    (n, k), rows = (576, 7168), table(H200)[576, 7168, "block"]
+    assert not any(row["m_from"] <= 200 <= row["m_to"] for row in rows)
+    assert not choices(variant(n, k), 200, H200)[0].measured
     assert not choices(variant(n + 8, k), 1, H200)[0].measured
     assert choices(variant(n, k), 1, H200)[0].measured
+
+
+def test_weights_are_read_early_only_where_they_are_constant_and_it_pays() -> None:
+    for what, m in itertools.product((variant(576, 7168), variant(1000, 1000)), (1, 16, 64, 128, 4096)):
+        assert not any(one.early for one in choices(what, m, H200))
+    for m, early in ((1, True), (32, True), (33, False), (4096, False)):
+        assert {one.early for one in choices(variant(1000, 1000), m, H200, True)} == {early}
+    assert choices(variant(576, 7168), 1, H200, True)[0].early
 
 
 def test_few_rows_swap_and_many_do_not() -> None:

@@ -12,8 +12,6 @@ from ...core.problem import Problem
 from . import fp8, gpu, jit
 from .gpu import Gpu
 
-SIZE_LIMIT = 2**31 - 1  # coordinates of the copy engine
-
 
 class CudaBackend:
     name = "cuda"
@@ -45,9 +43,6 @@ class CudaBackend:
         if which.capability != (9, 0):
             major, minor = which.capability
             return Support(False, f"{which.name} is sm_{major}{minor}; the kernels here so far are for sm_90 (Hopper)")
-        for name in ("m", "n", "k"):
-            if getattr(problem, name) > SIZE_LIMIT:
-                return Support(False, f"{name} is {getattr(problem, name)}, expected at most {SIZE_LIMIT}")
         return Support(True, f"wgmma kernels for {which}")
 
     def kernels(self, problem: Problem, device: torch.device) -> Sequence[Kernel]:

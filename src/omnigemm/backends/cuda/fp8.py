@@ -15,6 +15,7 @@ from ...core.dtypes import name_of
 from ...core.errors import DeviceError
 from ...core.plan import Plan
 from ...core.problem import Problem
+from ...core.settings import current
 from . import choice, sm90
 from .gpu import Gpu
 from .jit import KernelSpec
@@ -23,7 +24,7 @@ from .launch import Launcher, Matrix, raw_stream
 
 _log = logging.getLogger("omnigemm")
 _ALIGN = 16  # bytes: where the copy engine wants rows to begin
-_VALUES = "PPPPqii"  # struct Arguments of gemm.cuh
+_VALUES = "PPPPqiii4x"  # struct Arguments of gemm.cuh
 
 
 def variant_of(problem: Problem) -> sm90.Variant:
@@ -74,11 +75,12 @@ def aligned_copy(x: Tensor) -> Tensor:
 class Launch:
     """Runs one problem with one kernel. Strides and addresses may differ from call to call; odd ones cost a copy."""
 
-    def __init__(self, problem: Problem, config: sm90.Config, index: int, multiprocessors: int) -> None:
-        self._config, self._variant = config, variant_of(problem)
+    def __init__(
+        self, problem: Problem, config: sm90.Config, index: int, multiprocessors: int, early: bool = False
+    ) -> None:
+        self._config, self._variant, self._early = config, variant_of(problem), early
         self._m, self._n, self._k = problem.m, problem.n, problem.k
         self._index, self._multiprocessors = index, multiprocessors
-        self._blockwise = problem.a_scale == "1x128"
         self._shared_bytes = self._variant.shared_bytes(config)
         wanted = spec(config, self._variant)
         if torch.cuda.is_current_stream_capturing() and not is_loaded(wanted, index, self._shared_bytes):
@@ -107,6 +109,7 @@ class Launch:
         if launcher is None or (bias is not None and not bias.is_contiguous()):
             return self._with_copies
         index, swap, out_stride, m = self._index, self._config.swap, out.stride(0), self._m
+        early = int(self._early)
         kind = 0 if bias is None else sm90.TYPES[name_of(bias.dtype)]
         current_device = torch._C._cuda_getDevice
 
@@ -120,7 +123,7 @@ class Launch:
                     return run(out, a, b, a_scale, b_scale, bias)
             addresses = (right, left, to) if swap else (left, right, to)
             bias_at = 0 if bias is None else bias.data_ptr()
-            return launcher(raw_stream(index), addresses, *scales, bias_at, to, out_stride, m, kind)
+            return launcher(raw_stream(index), addresses, *scales, bias_at, to, out_stride, m, kind, early)
 
         return run
 
@@ -187,6 +190,8 @@ class Sm90Fp8:
             words.append(f"clusters of {config.share} share loads")
         if config.blocks_per_sm > 1:
             words.append(f"{config.blocks_per_sm} blocks on a multiprocessor")
+        if self.choice.early:
+            words.append("weights are read before the work before is done")
         how = "measured" if self.choice.measured else "modelled"
         words.append(f"{self.choice.seconds * 1e6:.1f} us {how}")
         if problem.k % _ALIGN or problem.a_layout != "row" or problem.b_layout != "row":
@@ -198,7 +203,7 @@ class Sm90Fp8:
 
     def plan(self, problem: Problem, device: torch.device) -> Plan:
         index = torch.cuda.current_device() if device.index is None else device.index
-        launch = Launch(problem, self.choice.config, index, self.gpu.multiprocessors)
+        launch = Launch(problem, self.choice.config, index, self.gpu.multiprocessors, self.choice.early)
         config = dataclasses.asdict(self.choice.config)
         return Plan(problem, device, "cuda", self.name, launch, config, bind=launch.bind, uses_torch=False)
 
@@ -229,7 +234,8 @@ def kernels(problem: Problem, gpu: Gpu) -> tuple[Sm90Fp8 | Fill, ...]:
     """The choice and its runners-up."""
     if 0 in (problem.m, problem.n, problem.k):
         return (Fill(),)
-    return tuple(Sm90Fp8(problem, one, gpu) for one in choice.choices(variant_of(problem), problem.m, gpu))
+    ranked = choice.choices(variant_of(problem), problem.m, gpu, current().constant_weights)
+    return tuple(Sm90Fp8(problem, one, gpu) for one in ranked)
 
 
 def specs(problem: Problem, gpu: Gpu) -> tuple[KernelSpec, ...]:

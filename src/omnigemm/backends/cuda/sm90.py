@@ -55,6 +55,11 @@ class Config:
         return self.share * self.split
 
     @property
+    def owned(self) -> int:
+        """Groups of 8 tokens whose parts one block of a split adds up, at most."""
+        return -(-self.cols // 8 // self.split)
+
+    @property
     def tile_m(self) -> int:
         return self.cols if self.swap else self.rows
 
@@ -68,11 +73,14 @@ class Config:
         return next(width for width in (64, 32, 16) if self.cols % width == 0)
 
     def shared_bytes(self, left_scale: int, right_scale: int, out_by_tma: bool) -> int:
-        """Results on their way out, the stages, the scales that come with them, and two barriers for each stage."""
+        """Results on their way out or sums from other blocks, the stages, the scales that come with them, two barriers
+        for each stage, and one for the sums."""
         out = self.math_groups * self.out_buffers * 64 * self.cols * 2 if out_by_tma else 0
-        scales = (0, self.rows, 0)[left_scale] + (0, self.cols, 2 if 128 % self.cols else 1)[right_scale]
-        stage = (self.rows + self.cols) * BLOCK_K + -(-scales // 2) * 8 + 16
-        return -(-out // 1024) * 1024 + self.stages * stage
+        if self.split > 1:
+            out = self.owned * self.split * self.math_groups * 128 * 16
+        scales = (0, self.rows, 0)[left_scale] + (0, self.cols, 2 if 128 % self.cols else 0)[right_scale]
+        stage = (self.rows + self.cols) * BLOCK_K + -(-scales // 4) * 16 + 16
+        return -(-out // 1024) * 1024 + self.stages * stage + 8
 
     def grid(self, m: int, n: int, multiprocessors: int) -> int:
         """Blocks: one for each tile when operands are swapped; else persistent ones, as many as run at a time."""
@@ -110,10 +118,11 @@ class Config:
             return f"the cluster has {self.cluster} blocks, expected at most {CLUSTER_LIMIT}"
         if self.stages < 2:
             return f"stages is {self.stages}, expected at least 2"
-        if self.band < 1:
-            return f"band is {self.band}, expected at least 1"
-        if self.swap and self.cols * (self.rows + 4) * 4 > self.stages * (self.rows + self.cols) * BLOCK_K:
-            return f"{self.stages} stages hold less than the sums of {self.cols} columns"
+        for name in ("split", "band", "out_buffers"):
+            if getattr(self, name) < 1:
+                return f"{name} is {getattr(self, name)}, expected at least 1"
+        if self.swap and self.owned * 8 * (self.rows + 4) * 4 > self.stages * (self.rows + self.cols) * BLOCK_K:
+            return f"{self.stages} stages hold less than the sums of {self.owned * 8} columns"
         return None
 
 

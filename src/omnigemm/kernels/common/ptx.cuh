@@ -69,16 +69,19 @@ __device__ __forceinline__ bool mbarrier_test(u64* barrier, u32 parity) {
     return done;
 }
 
-// Stays where it is written: the compiler would read before a product is begun, and begin it late.
-__device__ __forceinline__ float ld_shared(const float* source) {
-    float value;
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(smem_address(source)) : "memory");
-    return value;
-}
-
+// These stay where they are written: the compiler would read before a product is begun, and begin it late.
 __device__ __forceinline__ float2 ld_shared_v2(const float* source) {
     float2 v;
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(smem_address(source)) : "memory");
+    return v;
+}
+
+__device__ __forceinline__ float4 ld_shared_v4(const float* source) {
+    float4 v;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(smem_address(source))
+                 : "memory");
     return v;
 }
 
@@ -88,22 +91,19 @@ __device__ __forceinline__ u32 cluster_ctarank() {
     return rank;
 }
 
-__device__ __forceinline__ void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+// Relaxed: says that a block has come this far, and orders no memory accesses. Barriers that were initialised before
+// have a fence of their own.
+__device__ __forceinline__ void cluster_arrive() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
 
-// Orders nothing: for blocks that only must all have come this far.
-__device__ __forceinline__ void cluster_sync_relaxed() {
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
-}
-
-__device__ __forceinline__ float4 ld_shared_cluster_v4(u32 address) {
-    float4 v;
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "r"(address)
-                 : "memory");
-    return v;
+// Into the shared memory of a block of the cluster, whose barrier counts the 16 bytes.
+__device__ __forceinline__ void st_async_v4(u32 target, float a, float b, float c, float d, u32 barrier) {
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(target),
+        "f"(a), "f"(b), "f"(c), "f"(d), "r"(barrier)
+        : "memory");
 }
 
 __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {

@@ -1,5 +1,7 @@
-// Swapped operands: a tile's rows are columns of D. The sums are laid out anew in shared memory; if K was split, the
-// blocks of the cluster each add a part of the tile over all of them, always in the same order.
+// Swapped operands: a tile's rows are columns of D, and they are turned in shared memory on their way out. If K was
+// split, the blocks of the cluster have a part of the sums each. The tile's tokens are dealt out to them in groups of
+// 8, everyone sends its part of a group to the block that owns it, and the owner adds the parts, always in the same
+// order.
 #pragma once
 #include "sm90/epilogue.cuh"
 
@@ -7,10 +9,26 @@ struct Epilogue {
     static_assert(WAVES == 1, "64 columns of D for each math group");
     static constexpr int MATH_THREADS = 128 * MATH_GROUPS, QUADS = TILE_ROWS / 4;
     static constexpr bool USES_MAP = false;
-    static constexpr int BYTES = 0;              // takes the place of the stages: a block has one tile only
-    static constexpr int PITCH = TILE_ROWS + 4;  // of a row of D, in floats: no bank is written twice at a time
-    static_assert(TILE_COLS * PITCH * 4 <= STAGES * STAGE_BYTES, "the sums fit where the stages were");
+    static constexpr int GROUPS = TILE_COLS / 8;                      // of tokens
+    static constexpr int OWNED = (GROUPS + SPLIT - 1) / SPLIT;        // the most that a block has
+    static constexpr int PART_BYTES = MATH_THREADS * sizeof(float4);  // of a group, as the threads have it
+    static constexpr int BYTES = SPLIT > 1 ? OWNED * SPLIT * PART_BYTES : 0;
+    // A row of D, in floats: no bank is written twice at a time. The rows take the place of the stages, for a block has
+    // one tile only.
+    static constexpr int PITCH = TILE_ROWS + 4;
+    static_assert(OWNED * 8 * PITCH * 4 <= STAGES * STAGE_BYTES, "the sums fit where the stages were");
 
+    static __device__ __forceinline__ int split_rank() { return SPLIT > 1 ? cluster_ctarank() / SHARE : 0; }
+
+    // By one thread, before anybody sends.
+    static __device__ __forceinline__ void init(u64* arrived) {
+        if constexpr (SPLIT > 1) {
+            const int owned = (GROUPS + SPLIT - 1 - split_rank()) / SPLIT;
+            mbarrier_init(arrived, 1);
+            fence_mbarrier_init();
+            mbarrier_arrive_expect_tx(arrived, owned * SPLIT * PART_BYTES);
+        }
+    }
     static __device__ __forceinline__ void finish() {}
 
     static __device__ __forceinline__ void store_four(const Arguments& arguments, int m, int n, const float (&v)[4]) {
@@ -27,46 +45,66 @@ struct Epilogue {
         }
     }
 
-    template <int waves, int regs>
-    static __device__ __forceinline__ void store(const float (&sums)[waves][regs], char*, char* stages,
-                                                 const TensorMap*, const Arguments& arguments, int, const Tile& tile,
-                                                 int row_in_tile) {
-        float* mine = reinterpret_cast<float*>(stages);
-        const int lane = threadIdx.x % 32;
-        named_barrier_sync(1, MATH_THREADS);  // the last products are read
+    // Four sums of a thread: two tokens, of a group's 8, by two columns of D.
+    static __device__ __forceinline__ void turn(float* turned, const float (&v)[4], int group, int row_in_tile) {
+        const int token = group * 8 + threadIdx.x % 4 * 2;
 #pragma unroll
-        for (int j = 0; j < regs; ++j)
-            mine[(j / 4 * 8 + lane % 4 * 2 + j % 2) * PITCH + row_in_tile + j / 2 % 2 * 8] = sums[0][j];
-        if constexpr (SPLIT > 1)
-            cluster_sync();
-        else
-            named_barrier_sync(1, MATH_THREADS);
+        for (int j = 0; j < 4; ++j) turned[(token + j % 2) * PITCH + row_in_tile + j / 2 * 8] = v[j];
+    }
 
-        const int rank = CLUSTER > 1 ? cluster_ctarank() : 0, share_rank = rank % SHARE, split_rank = rank / SHARE;
-        const int rows = min(TILE_COLS, arguments.shape_m - tile.col * TILE_COLS);
-        for (int i = split_rank * MATH_THREADS + threadIdx.x; i < rows * QUADS; i += SPLIT * MATH_THREADS) {
-            const int row = i / QUADS, col = i % QUADS * 4;
-            const int m = tile.col * TILE_COLS + row, n = tile.row * TILE_ROWS + col;
-            if (n >= SHAPE_N) continue;
-            const float* from = mine + row * PITCH + col;
-            float4 parts[SPLIT];
+    template <int waves, int regs>
+    static __device__ __forceinline__ void store(const float (&sums)[waves][regs], char* parts, char* stages,
+                                                 u64* arrived, const TensorMap*, const Arguments& arguments, int,
+                                                 const Tile& tile, int row_in_tile) {
+        float* turned = reinterpret_cast<float*>(stages);
+        const int mine = split_rank();
+        if constexpr (SPLIT > 1) {
+            const int neighbours = cluster_ctarank() - mine * SHARE;
+            if constexpr (SHARE == 1) cluster_wait();  // everyone is ready to receive
 #pragma unroll
-            for (int s = 0; s < SPLIT; ++s)
-                parts[s] = SPLIT > 1 ? ld_shared_cluster_v4(mapa(from, s * SHARE + share_rank))
-                                     : *reinterpret_cast<const float4*>(from);
-            float v[4] = {};
-#pragma unroll
-            for (int s = 0; s < SPLIT; ++s) {
-                v[0] += parts[s].x;
-                v[1] += parts[s].y;
-                v[2] += parts[s].z;
-                v[3] += parts[s].w;
+            for (int group = 0; group < GROUPS; ++group) {
+                const char* place = parts + (group / SPLIT * SPLIT + mine) * PART_BYTES + threadIdx.x * sizeof(float4);
+                const int owner = neighbours + group % SPLIT * SHARE;
+                const float* v = sums[0] + 4 * group;
+                st_async_v4(mapa(place, owner), v[0], v[1], v[2], v[3], mapa(arrived, owner));
             }
-            const float token = row_scale(arguments, m);
+        }
+        named_barrier_sync(1, MATH_THREADS);  // the last products are read
+        if constexpr (SPLIT > 1) {
+            mbarrier_wait(arrived, 0);
+#pragma unroll
+            for (int i = 0; i < OWNED; ++i) {
+                if (i * SPLIT + mine >= GROUPS) break;
+                float sum[4] = {};
+#pragma unroll
+                for (int part = 0; part < SPLIT; ++part) {
+                    const float4 v = *reinterpret_cast<const float4*>(parts + (i * SPLIT + part) * PART_BYTES +
+                                                                      threadIdx.x * sizeof(float4));
+                    sum[0] += v.x, sum[1] += v.y, sum[2] += v.z, sum[3] += v.w;
+                }
+                turn(turned, sum, i, row_in_tile);
+            }
+        } else {
+#pragma unroll
+            for (int group = 0; group < GROUPS; ++group)
+                turn(turned,
+                     {sums[0][4 * group], sums[0][4 * group + 1], sums[0][4 * group + 2], sums[0][4 * group + 3]},
+                     group, row_in_tile);
+        }
+        named_barrier_sync(1, MATH_THREADS);
+
+        for (int i = threadIdx.x; i < OWNED * 8 * QUADS; i += MATH_THREADS) {
+            const int row = i / QUADS, col = i % QUADS * 4;
+            const int token = (row / 8 * SPLIT + mine) * 8 + row % 8;
+            const int m = tile.col * TILE_COLS + token, n = tile.row * TILE_ROWS + col;
+            if (token >= TILE_COLS || m >= arguments.shape_m || n >= SHAPE_N) continue;
+            const float4 sum = *reinterpret_cast<const float4*>(turned + row * PITCH + col);
+            float v[4] = {sum.x, sum.y, sum.z, sum.w};
+            const float scale = row_scale(arguments, m);
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 const int at = min(n + j, SHAPE_N - 1);
-                v[j] = finished(v[j], token, col_scale(arguments, at), bias_at(arguments, at));
+                v[j] = finished(v[j], scale, col_scale(arguments, at), bias_at(arguments, at));
             }
             store_four(arguments, m, n, v);
         }

@@ -13,6 +13,7 @@ struct Epilogue {
     static constexpr int BYTES = (MATH_GROUPS * GROUP_BYTES + 1023) / 1024 * 1024;
     static_assert(TILE_COLS % 16 == 0, "a tile is whole slabs");
 
+    static __device__ __forceinline__ void init(u64*) {}
     static __device__ __forceinline__ bool storing_thread() { return threadIdx.x % 128 == 0; }
 
     static __device__ __forceinline__ void finish() {
@@ -20,7 +21,7 @@ struct Epilogue {
     }
 
     template <int waves, int regs>
-    static __device__ __forceinline__ void store(const float (&sums)[waves][regs], char* out, char*,
+    static __device__ __forceinline__ void store(const float (&sums)[waves][regs], char* out, char*, u64*,
                                                  const TensorMap* map, const Arguments& arguments, int math_group,
                                                  const Tile& tile, int row_in_tile) {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;

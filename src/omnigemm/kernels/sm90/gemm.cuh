@@ -27,19 +27,36 @@ static_assert(LEFT_SHARE == 1 || RIGHT_SHARE == 1, "blocks share one operand");
 constexpr bool REBALANCE = MATH_GROUPS == 2;
 constexpr int LOADER_WARPS = REBALANCE ? 4 : 2;
 constexpr int THREADS = 128 * MATH_GROUPS + 32 * LOADER_WARPS;
-constexpr int LOADER_REGISTERS = 56;
-constexpr int MATH_REGISTERS = 224;
+enum : int { NO_SCALE, PER_ROW, PER_BLOCK };  // of an operand: for each block of K, one per row or one per 128 rows
+constexpr bool MANY_SCALES = LEFT_SCALE == PER_ROW && RIGHT_SCALE == PER_ROW;
 
-enum : int { NO_SCALE, PER_ROW, PER_BLOCK };      // of an operand: for each block of K, one per row or one per 128 rows
-constexpr bool CROSSES = 128 % TILE_COLS != 0;    // a tile's columns may meet two blocks of scales
-constexpr bool FOLDED = LEFT_SCALE == PER_BLOCK;  // the tile's rows have one scale: it goes into those of its columns
-static_assert(!FOLDED || (RIGHT_SCALE == PER_ROW && 128 % TILE_ROWS == 0), "one scale for the tile's rows");
+constexpr bool CROSSES = 128 % TILE_COLS != 0;  // a tile's columns may meet two blocks of scales
+// Where one scale holds for all of the tile's rows or columns, it goes into those of the other side.
+constexpr bool LEFT_FOLDED = LEFT_SCALE == PER_BLOCK;
+constexpr bool RIGHT_FOLDED = RIGHT_SCALE == PER_BLOCK && !CROSSES;
+static_assert(!LEFT_FOLDED || (RIGHT_SCALE == PER_ROW && 128 % TILE_ROWS == 0), "one scale for the tile's rows");
 constexpr int LEFT_SCALES = LEFT_SCALE == PER_ROW ? TILE_ROWS : 0;
-constexpr int RIGHT_SCALES = RIGHT_SCALE == NO_SCALE ? 0 : RIGHT_SCALE == PER_ROW ? TILE_COLS : CROSSES ? 2 : 1;
-constexpr int STAGE_SCALES = (LEFT_SCALES + RIGHT_SCALES + 1) / 2 * 2;  // they come with the stage they belong to
-constexpr int SCALES_AT_ONCE = 4;                                       // blocks of K, that is, of one row
+constexpr int RIGHT_SCALES = RIGHT_SCALE == PER_ROW ? TILE_COLS : RIGHT_SCALE == PER_BLOCK && CROSSES ? 2 : 0;
+constexpr int SCALES = LEFT_SCALES + RIGHT_SCALES;
+constexpr int STAGE_SCALES = (SCALES + 3) / 4 * 4;  // they come with the stage they belong to
+constexpr int SCALES_AT_ONCE = 4;                   // blocks of K, that is, of one row: 16 bytes
 static_assert(SCALES_AT_ONCE % DEPTH == 0, "parts of K are whole groups of DEPTH");
+constexpr bool ONE_READ = K_BLOCKS % SCALES_AT_ONCE == 0;  // each row of scales begins at 16 bytes
 constexpr int SCALE_WARPS = STAGE_SCALES == 0 ? 0 : LOADER_WARPS - 1;
+constexpr int LOADER_REGISTERS = ONE_READ ? 56 : 72;
+constexpr int MATH_REGISTERS = ONE_READ ? 224 : 216;
+
+// Where a row's or column's scale lies in its stage: such that a math thread reads all of its rows' at once, and the
+// columns' in fours. Every read takes its time on the way to shared memory, which is also that of the operands.
+constexpr int ROWS_EACH = 2 * WAVES;  // of a thread: two of 16 in each wave
+__device__ __forceinline__ int left_place(int row) {
+    const int warp = row / (64 * WAVES) * 4 + row % 64 / 16, wave = row / 64 % WAVES;
+    return (warp * 8 + row % 8) * ROWS_EACH + wave * 2 + row / 8 % 2;
+}
+constexpr bool FOURS = RIGHT_SCALE == PER_ROW && TILE_COLS % 16 == 0;
+__device__ __forceinline__ int right_place(int col) {
+    return FOURS ? col / 16 * 16 + col % 8 / 2 * 4 + col / 8 % 2 * 2 + col % 2 : col;
+}
 
 struct Arguments {
     const float* a_scale;
@@ -49,6 +66,7 @@ struct Arguments {
     long long out_stride;  // in elements
     int shape_m;
     int bias_type;  // of epilogue.cuh
+    int early;      // nothing that is queued before this kernel writes B: it may be read at once
 };
 
 #include "sm90/epilogue.cuh"
@@ -61,6 +79,7 @@ struct Shared {
     char* stages;
     float* scales;  // [STAGES][STAGE_SCALES]
     Ring* ring;
+    u64* arrived;  // the parts of the sums that other blocks have
 };
 
 // What a block works on: its tiles, one after the other, and its part of K.
@@ -107,80 +126,116 @@ __device__ __forceinline__ void load_operand(char* target, const TensorMap* map,
     }
 }
 
-__device__ __forceinline__ void load_operands(const Work& work, const Shared& shared, const TensorMap* map_left,
-                                              const TensorMap* map_right) {
-    Position<STAGES> at;
-    for (int index = work.first(); work.has(index); index += work.step()) {
-        const Tile tile = work.tile(index);
-        for (int block = work.first_block; block < work.end_block; ++block) {
-            char* stage = shared.stages + at.stage * STAGE_BYTES;
-            u64* full = &shared.ring->full[at.stage];
-            mbarrier_wait(&shared.ring->empty[at.stage], at.phase ^ 1);
-            mbarrier_arrive_expect_tx(full, STAGE_BYTES);
-            load_operand<TILE_ROWS, LEFT_SHARE>(stage, map_left, full, block, tile.row, work);
-            load_operand<TILE_COLS, RIGHT_SHARE>(stage + LEFT_BYTES, map_right, full, block, tile.col, work);
-            at.advance();
+struct Loader {
+    const Work& work;
+    const Shared& shared;
+    const TensorMap *left, *right;
+
+    __device__ __forceinline__ void load(bool the_left, int stage, int block, const Tile& tile) const {
+        char* target = shared.stages + stage * STAGE_BYTES;
+        u64* full = &shared.ring->full[stage];
+        if (the_left)
+            load_operand<TILE_ROWS, LEFT_SHARE>(target, left, full, block, tile.row, work);
+        else
+            load_operand<TILE_COLS, RIGHT_SHARE>(target + LEFT_BYTES, right, full, block, tile.col, work);
+    }
+    __device__ __forceinline__ void load_weights(int stage, int block, const Tile& tile) const {
+        mbarrier_arrive_expect_tx(&shared.ring->full[stage], STAGE_BYTES);
+        load(SWAP, stage, block, tile);
+    }
+
+    // The first weights, as far as the ring goes, are loaded before the work before this kernel is done, if nothing in
+    // it writes them.
+    __device__ __forceinline__ void run(bool early) const {
+        Position<STAGES> at;
+        int ahead = early && work.has(work.first()) ? min(STAGES, work.blocks()) : 0;
+#pragma unroll 1
+        for (int i = 0; i < ahead; ++i) load_weights(i, work.first_block + i, work.tile(work.first()));
+        griddepcontrol_wait();
+        for (int index = work.first(); work.has(index); index += work.step()) {
+            const Tile tile = work.tile(index);
+#pragma unroll 1
+            for (int block = work.first_block; block < work.end_block; ++block, --ahead) {
+                if (ahead <= 0) {
+                    mbarrier_wait(&shared.ring->empty[at.stage], at.phase ^ 1);
+                    load_weights(at.stage, block, tile);
+                }
+                load(!SWAP, at.stage, block, tile);
+                at.advance();
+            }
         }
     }
-}
+};
 
-// The scales of a row for a few blocks of K, in one read if their alignment allows it: each read of a warp touches as
-// many cache lines as it has rows, and lines are what the way to shared memory has few of. Past the end of K they are
-// zero.
-__device__ __forceinline__ void read_scales(float (&values)[SCALES_AT_ONCE], const float* row, int block) {
-    if constexpr (K_BLOCKS % 4 == 0) {
-        const float4 four = __ldg(reinterpret_cast<const float4*>(row + block));
+// The scales of a row for a few blocks of K, in one read if their alignment allows it. Past the end of K they are zero.
+__device__ __forceinline__ void read_scales(float (&values)[SCALES_AT_ONCE], const float* scales, int row, int block) {
+    const float* from = scales + u32(row) * K_BLOCKS + block;
+    if constexpr (ONE_READ) {
+        const float4 four = block < K_BLOCKS ? __ldg(reinterpret_cast<const float4*>(from)) : float4{};
         values[0] = four.x, values[1] = four.y, values[2] = four.z, values[3] = four.w;
     } else {
 #pragma unroll
-        for (int b = 0; b < SCALES_AT_ONCE; ++b) values[b] = block + b < K_BLOCKS ? __ldg(row + block + b) : 0.0f;
+        for (int b = 0; b < SCALES_AT_ONCE; ++b) values[b] = block + b < K_BLOCKS ? __ldg(from + b) : 0.0f;
     }
 }
 
-// The scales lie with K innermost, where the copy engine is of no use. Of the warps that bring them, each has every
-// SCALE_WARPS-th 32 scales.
-__device__ __forceinline__ void load_scales(const Work& work, const Shared& shared, const Arguments& arguments,
-                                            int warp) {
-    constexpr int STEP = 32 * (SCALE_WARPS + !SCALE_WARPS), EACH = STAGE_SCALES / STEP + 1;
+// The scales lie with K innermost, where the copy engine is of no use. Each read of a warp touches as many cache lines
+// as it has rows, and lines are what the way to shared memory has few of. So two lanes read a row, for eight blocks of
+// K, unless that takes too long for a single warp or too many registers. Of the warps that bring scales, each has every
+// SCALE_WARPS-th AT_ONCE of them.
+template <int warp>
+__device__ __forceinline__ void load_scales(const Work& work, const Shared& shared, const Arguments& arguments) {
+    constexpr int LANES = SCALE_WARPS > 1 && !MANY_SCALES ? 2 : 1, AT_ONCE = 32 / LANES;
+    constexpr int STEP = AT_ONCE * (SCALE_WARPS + !SCALE_WARPS), EACH = (SCALES + STEP - 1) / STEP;
     const float* left = SWAP ? arguments.b_scale : arguments.a_scale;
     const float* right = SWAP ? arguments.a_scale : arguments.b_scale;
-    const int first = warp * 32 + threadIdx.x % 32;
+    const int lane = threadIdx.x % 32, part = lane % LANES, inside = lane / LANES;
+    griddepcontrol_wait();
     Position<STAGES> at;
     for (int index = work.first(); work.has(index); index += work.step()) {
         const Tile tile = work.tile(index);
-        for (int block = work.first_block; block < work.end_block; block += SCALES_AT_ONCE) {
-            float values[EACH][SCALES_AT_ONCE] = {}, folded[SCALES_AT_ONCE];
-            if constexpr (FOLDED) {
-                const int row = min(tile.row * TILE_ROWS, work.left_rows - 1) / 128;
-                read_scales(folded, left + (long long)row * K_BLOCKS, block);
-            }
+        const int first_row = tile.row * TILE_ROWS, last_row = work.left_rows - 1;
+        const int first_col = tile.col * TILE_COLS, last_col = work.right_rows - 1;
+        for (int block = work.first_block; block < work.end_block; block += LANES * SCALES_AT_ONCE) {
+            const int from = block + part * SCALES_AT_ONCE;
+            float values[EACH + !EACH][SCALES_AT_ONCE] = {}, folded[SCALES_AT_ONCE];
+            if constexpr (LEFT_FOLDED) read_scales(folded, left, min(first_row, last_row) / 128, from);
+            if constexpr (RIGHT_FOLDED) read_scales(folded, right, min(first_col, last_col) / 128, from);
 #pragma unroll
             for (int j = 0; j < EACH; ++j) {
-                const int entry = first + j * STEP;
-                if (entry >= LEFT_SCALES + RIGHT_SCALES) continue;
-                const bool on_left = entry < LEFT_SCALES;
-                const int kind = on_left ? LEFT_SCALE : RIGHT_SCALE;
-                const int base = on_left ? tile.row * TILE_ROWS : tile.col * TILE_COLS;
-                const int last = (on_left ? work.left_rows : work.right_rows) - 1;
-                const int inside = on_left ? entry : entry - LEFT_SCALES;
+                const int first = warp * AT_ONCE + j * STEP;
+                if (first >= SCALES) continue;
+                const bool on_left = first < LEFT_SCALES;
+                const int row = first_row + first + inside, col = first - LEFT_SCALES + inside;
                 // Rows past the end repeat the last one's.
-                const int row = kind == PER_ROW ? min(base + inside, last) : min(base / 128 + inside, last / 128);
-                read_scales(values[j], (on_left ? left : right) + (long long)row * K_BLOCKS, block);
-                if constexpr (FOLDED)
+                const int which = on_left                  ? min(row, last_row)
+                                  : RIGHT_SCALE == PER_ROW ? min(first_col + col, last_col)
+                                                           : min(first_col / 128 + col, last_col / 128);
+                read_scales(values[j], on_left ? left : right, which, from);
+                if constexpr (LEFT_FOLDED || RIGHT_FOLDED)
 #pragma unroll
                     for (int b = 0; b < SCALES_AT_ONCE; ++b) values[j][b] *= folded[b];
             }
+#pragma unroll 1
+            for (int now = 0; now < LANES; ++now) {
 #pragma unroll
-            for (int b = 0; b < SCALES_AT_ONCE; ++b) {
-                if (block + b >= work.end_block) break;
-                mbarrier_wait(&shared.ring->empty[at.stage], at.phase ^ 1);
+                for (int b = 0; b < SCALES_AT_ONCE; ++b) {
+                    if (block + now * SCALES_AT_ONCE + b >= work.end_block) break;
+                    mbarrier_wait(&shared.ring->empty[at.stage], at.phase ^ 1);
+                    float* stage = shared.scales + at.stage * STAGE_SCALES;
 #pragma unroll
-                for (int j = 0; j < EACH; ++j)
-                    if (first + j * STEP < STAGE_SCALES)
-                        shared.scales[at.stage * STAGE_SCALES + first + j * STEP] = values[j][b];
-                __syncwarp();
-                if (threadIdx.x % 32 == 0) mbarrier_arrive(&shared.ring->full[at.stage]);
-                at.advance();
+                    for (int j = 0; j < EACH; ++j) {
+                        const int first = warp * AT_ONCE + j * STEP;
+                        if (first + inside >= SCALES || part != now) continue;
+                        const int place = first < LEFT_SCALES
+                                              ? left_place(first) + left_place(inside)
+                                              : LEFT_SCALES + right_place(first - LEFT_SCALES) + right_place(inside);
+                        stage[place] = values[j][b];
+                    }
+                    __syncwarp();
+                    if (lane == 0) mbarrier_arrive(&shared.ring->full[at.stage]);
+                    at.advance();
+                }
             }
         }
     }
@@ -192,7 +247,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     extern __shared__ __align__(1024) char memory[];
     char* stages = memory + Epilogue::BYTES;
     float* scales = reinterpret_cast<float*>(stages + STAGES * STAGE_BYTES);
-    const Shared shared{memory, stages, scales, reinterpret_cast<Ring*>(scales + STAGES * STAGE_SCALES)};
+    Ring* ring = reinterpret_cast<Ring*>(scales + STAGES * STAGE_SCALES);
+    const Shared shared{memory, stages, scales, ring, reinterpret_cast<u64*>(ring + 1)};
     const int warp = uniform(threadIdx.x / 32), group = warp / 4, loader = warp - 4 * MATH_GROUPS;
     const Work work(arguments.shape_m);
 
@@ -201,22 +257,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         prefetch_tensormap(&map_right);
         if (Epilogue::USES_MAP) prefetch_tensormap(&map_out);
         shared.ring->init(1 + SCALE_WARPS, 4 * MATH_GROUPS * SHARE);
+        Epilogue::init(shared.arrived);
     }
-    if constexpr (SHARE > 1) cluster_sync_relaxed();  // others arrive at this block's barriers, and copy to it
     __syncthreads();
-    // The next kernel may set up now; this one touches memory only after the one before it is done.
+    // Others arrive at this block's barriers and write to it: at once, if they share loads, or else when they have
+    // sums.
+    if constexpr (CLUSTER > 1) cluster_arrive();
+    if constexpr (SHARE > 1) cluster_wait();
+    // The next kernel may set up now. Each role waits for the one before before it touches what that may have written.
     griddepcontrol_launch_dependents();
-    griddepcontrol_wait();
 
     if (group == MATH_GROUPS) {
         if constexpr (REBALANCE) setmaxnreg_dec<LOADER_REGISTERS>();
-        if (loader == 0 && threadIdx.x % 32 == 0) load_operands(work, shared, &map_left, &map_right);
-        if (loader > 0 && loader <= SCALE_WARPS) load_scales(work, shared, arguments, loader - 1);
+        if (loader == 0 && threadIdx.x % 32 == 0) Loader{work, shared, &map_left, &map_right}.run(arguments.early);
+        if (SCALE_WARPS > 0 && loader == 1) load_scales<0>(work, shared, arguments);
+        if (SCALE_WARPS > 1 && loader == 2) load_scales<1>(work, shared, arguments);
+        if (SCALE_WARPS > 1 && loader == 3) load_scales<2>(work, shared, arguments);
         __syncwarp();
-        if constexpr (SPLIT > 1) cluster_sync();            // the parts of K lie ready
-        if constexpr (CLUSTER > 1) cluster_sync_relaxed();  // nobody reads or signals here any more
+        if constexpr (CLUSTER > 1 && SHARE == 1) cluster_wait();
     } else {
         if constexpr (REBALANCE) setmaxnreg_inc<MATH_REGISTERS>();
+        griddepcontrol_wait();
         const int row = group * 64 * WAVES + warp % 4 * 16 + threadIdx.x % 32 / 4;
         Mainloop mainloop(shared.stages, group, row);
         Position<STAGES> at;
@@ -224,9 +285,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
             const Tile tile = work.tile(index);
             Mainloop::Sums sums;
             mainloop.run(sums, shared.ring, at, shared.scales, tile, work.blocks(), work.share_rank);
-            Epilogue::store(sums, shared.out, shared.stages, &map_out, arguments, group, tile, row);
+            Epilogue::store(sums, shared.out, shared.stages, shared.arrived, &map_out, arguments, group, tile, row);
         }
         Epilogue::finish();
-        if constexpr (CLUSTER > 1) cluster_sync_relaxed();
+    }
+    if constexpr (SHARE > 1) {  // nobody copies or signals here any more
+        cluster_arrive();
+        cluster_wait();
     }
 }

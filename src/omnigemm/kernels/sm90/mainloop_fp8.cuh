@@ -11,24 +11,34 @@ struct Mainloop {
 
     using Sums = float[WAVES][REGS];
 
-    // Of the thread's two rows, eight apart, and of its columns: one or two for all, or one for each.
+    // Of the thread's rows, two eight apart in each wave, and of its columns: one or two for all, or one for each.
     struct Scales {
         static constexpr int PAIRS = RIGHT_SCALE == PER_ROW ? REGS / 4 : 1;
-        float top, bottom;
+        float rows[WAVES][2];
         float2 cols[PAIRS];
 
-        __device__ __forceinline__ Scales(const float* stage, int row) : top(1.0f), bottom(1.0f) {
-            if constexpr (LEFT_SCALE == PER_ROW) {
-                top = ld_shared(stage + row);
-                bottom = ld_shared(stage + row + 8);
+        __device__ __forceinline__ Scales(const float* stage, int row) {
+            if constexpr (LEFT_SCALE == PER_ROW && WAVES == 2) {
+                const float4 four = ld_shared_v4(stage + left_place(row));
+                rows[0][0] = four.x, rows[0][1] = four.y, rows[1][0] = four.z, rows[1][1] = four.w;
+            } else if constexpr (LEFT_SCALE == PER_ROW) {
+                const float2 two = ld_shared_v2(stage + left_place(row));
+                rows[0][0] = two.x, rows[0][1] = two.y;
+            } else {
+                rows[0][0] = rows[0][1] = 1.0f;
             }
-            if constexpr (RIGHT_SCALE == PER_ROW) {
+            const int lane = threadIdx.x % 4;
+            if constexpr (RIGHT_SCALE == PER_ROW && FOURS) {
 #pragma unroll
-                for (int i = 0; i < PAIRS; ++i)
-                    cols[i] = ld_shared_v2(stage + LEFT_SCALES + 8 * i + threadIdx.x % 4 * 2);
-            } else if constexpr (RIGHT_SCALE == PER_BLOCK) {
-                cols[0].x = cols[0].y = ld_shared(stage + LEFT_SCALES);
-                if constexpr (CROSSES) cols[0].y = ld_shared(stage + LEFT_SCALES + 1);
+                for (int i = 0; i < PAIRS; i += 2) {
+                    const float4 four = ld_shared_v4(stage + LEFT_SCALES + 8 * i + lane * 4);
+                    cols[i] = make_float2(four.x, four.y), cols[i + 1] = make_float2(four.z, four.w);
+                }
+            } else if constexpr (RIGHT_SCALE == PER_ROW) {
+#pragma unroll
+                for (int i = 0; i < PAIRS; ++i) cols[i] = ld_shared_v2(stage + LEFT_SCALES + 8 * i + lane * 2);
+            } else if constexpr (RIGHT_SCALES > 0) {
+                cols[0] = ld_shared_v2(stage + LEFT_SCALES);
             }
         }
     };
@@ -51,30 +61,31 @@ struct Mainloop {
         wgmma_commit_group();
     }
 
-    __device__ __forceinline__ void promote(float (&sum)[REGS], const float (&part)[REGS], const Scales& s) const {
+    __device__ __forceinline__ void promote(float (&sum)[REGS], const float (&part)[REGS], const Scales& s,
+                                            int wave) const {
+        const float above = s.rows[wave][0], below = s.rows[wave][1];
         if constexpr (LEFT_SCALE == NO_SCALE) {
 #pragma unroll
             for (int j = 0; j < REGS; ++j) sum[j] += part[j];
         } else if constexpr (RIGHT_SCALE == PER_BLOCK) {
 #pragma unroll
             for (int first = 0; first < TILE_COLS; first += GROUP) {
-                const float scale = CROSSES && first >= part_at ? s.cols[0].y : s.cols[0].x;
-                const float above = s.top * scale, below = s.bottom * scale;
+                const float scale = RIGHT_FOLDED ? 1.0f : first >= part_at ? s.cols[0].y : s.cols[0].x;
 #pragma unroll
                 for (int j = first / 2; j < (first + GROUP) / 2; j += 4) {
-                    sum[j] += above * part[j];
-                    sum[j + 1] += above * part[j + 1];
-                    sum[j + 2] += below * part[j + 2];
-                    sum[j + 3] += below * part[j + 3];
+                    sum[j] += above * scale * part[j];
+                    sum[j + 1] += above * scale * part[j + 1];
+                    sum[j + 2] += below * scale * part[j + 2];
+                    sum[j + 3] += below * scale * part[j + 3];
                 }
             }
         } else {
 #pragma unroll
             for (int j = 0; j < REGS; j += 4) {
-                sum[j] += s.top * s.cols[j / 4].x * part[j];
-                sum[j + 1] += s.top * s.cols[j / 4].y * part[j + 1];
-                sum[j + 2] += s.bottom * s.cols[j / 4].x * part[j + 2];
-                sum[j + 3] += s.bottom * s.cols[j / 4].y * part[j + 3];
+                sum[j] += above * s.cols[j / 4].x * part[j];
+                sum[j + 1] += above * s.cols[j / 4].y * part[j + 1];
+                sum[j + 2] += below * s.cols[j / 4].x * part[j + 2];
+                sum[j + 3] += below * s.cols[j / 4].y * part[j + 3];
             }
         }
     }
@@ -115,11 +126,13 @@ struct Mainloop {
                 const At now = at;
                 if (!ready) mbarrier_wait(&ring->full[now.stage], now.phase);
                 at.advance();
+                const u64 left_now = left + now.stage * STAGE_STEP, right_now = right + now.stage * STAGE_STEP;
+                float part[REGS];
+                multiply(part, left_now, right_now);
+                const Scales s(scales + now.stage * STAGE_SCALES, row);
 #pragma unroll
                 for (int wave = 0; wave < WAVES; ++wave) {
-                    float part[REGS];
-                    multiply(part, left + now.stage * STAGE_STEP + wave * WAVE_STEP, right + now.stage * STAGE_STEP);
-                    const Scales s(scales + now.stage * STAGE_SCALES, row + 64 * wave);
+                    if (wave > 0) multiply(part, left_now + wave * WAVE_STEP, right_now);
                     wgmma_wait_group<0>();
                     settle(part);
                     if (wave == WAVES - 1) {
@@ -127,7 +140,7 @@ struct Mainloop {
                         ready =
                             mbarrier_test(&ring->full[at.stage], at.phase);  // asked early, for the answer takes time
                     }
-                    promote(sums[wave], part, s);
+                    promote(sums[wave], part, s, wave);
                 }
             } else {
                 float parts[DEPTH][REGS];
@@ -151,7 +164,7 @@ struct Mainloop {
         wgmma_wait_group<DEPTH - 1 - d>();
         settle(parts[d]);
         release(&ring->empty[at.stage], share_rank);
-        promote(sum, parts[d], s);
+        promote(sum, parts[d], s, 0);
         at.advance();
         if constexpr (d + 1 < DEPTH) add<d + 1>(sum, parts, ring, at, scales, share_rank);
     }

@@ -1,0 +1,188 @@
+"""Measure the configs of the fp8 kernels on this machine's GPU and write a table of the fastest.
+
+    python benchmarks/tune.py --out /tmp/tables
+    python benchmarks/tune.py --out /tmp/tables --weight 4096x7168 --rows 1 --rows 64
+
+The table, <gpu>.json, goes to src/omnigemm/backends/cuda/tables/; <gpu>-times.json has every time that was measured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+# N x K of the layers of a 7168-wide mixture-of-experts model.
+WEIGHTS = ("576x7168", "2112x7168", "4096x7168", "7168x2048", "7168x16384", "24576x1536", "32768x512")
+# Rows that are measured, with the first and the last number of rows that the result is used for.
+SPANS = {1: (1, 8), 16: (9, 16), 32: (17, 32), 64: (33, 64), 128: (65, 128), 512: (257, 1024), 4096: (2049, 1 << 30)}
+FEW = 128  # rows up to which it is worth to know which config is best when weights are stated to be constant
+KINDS = {"block": ("1x128", "128x128"), "whole": ("token", "channel")}
+MANY = 2048  # rows from which on the chip is at its power limit, so that who runs first has an advantage
+ABOUT = (
+    "fp8: for a weight of N x K, the config that ran fastest. scales: block is 1x128 with 128x128, and is used for "
+    "1x128 with 1x128 too; whole is one for each token and channel, and is used for single ones too. constant_weights: "
+    "as the setting of that name; if it is missing, both. early: whether the first weights are loaded before the "
+    "kernel before is done. Measured at m rows with bf16 results, used from m_from to m_to rows; us is microseconds."
+)
+
+
+class Bench:
+    """One weight and number of rows: operands, and the time of a config."""
+
+    def __init__(self, kind: str, m: int, n: int, k: int) -> None:
+        import torch
+
+        from omnigemm.backends.cuda import fp8, gpu
+        from omnigemm.bench import graph
+        from omnigemm.core.problem import Problem
+
+        self.kind = kind
+        a_scale, b_scale = KINDS[kind]
+        self.problem = Problem("fp8_gemm", m, n, k, "e4m3", "e4m3", "bf16", a_scale=a_scale, b_scale=b_scale)
+        self.variant, self.gpu = fp8.variant_of(self.problem), gpu.of(0)
+        blocks = -(-k // 128)
+        sizes = ((m, blocks), (-(-n // 128), blocks)) if kind == "block" else ((m,), (n,))
+        e4m3 = torch.float8_e4m3fn
+        self.a = torch.randn(m, k, device="cuda").to(e4m3)
+        self.weights = [torch.randn(n, k, device="cuda").to(e4m3) for _ in range(graph.copies_needed(n * k))]
+        self.scales = [torch.rand(size, device="cuda") + 0.5 for size in sizes]
+        self.out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+
+    def expected(self) -> Any:
+        """The product with the first weight, by torch in fp32."""
+        wide = []
+        for x, scale in zip((self.a, self.weights[0]), self.scales, strict=True):
+            rows, columns = x.shape
+            scale = scale.unsqueeze(1) if scale.dim() == 1 else scale.repeat_interleave(128, 1)[:, :columns]
+            if scale.size(0) != rows:
+                scale = scale.repeat_interleave(128, 0)[:rows]
+            wide.append(x.float() * scale)
+        return wide[0] @ wide[1].t()
+
+    def launch(self, config: Any, early: bool) -> Any:
+        from omnigemm.backends.cuda import fp8
+
+        launch = fp8.Launch(self.problem, config, 0, self.gpu.multiprocessors, early)
+        return launch.bind(self.out, self.a, self.weights[0], *self.scales, None)
+
+    def check(self, configs: Sequence[Any]) -> None:
+        expected = self.expected()
+        for config in configs:
+            self.out.fill_(float("nan"))
+            self.launch(config, False)(self.out, self.a, self.weights[0], *self.scales, None)
+            error = ((self.out.float() - expected).norm() / expected.norm()).item()
+            if not error < 0.01:
+                sys.exit(f"benchmarks/tune.py: {config} computes {self.problem} with an error of {error:.3g}")
+
+    def microseconds(self, config: Any, early: bool, replay_seconds: float) -> float:
+        from omnigemm.bench import graph
+
+        run = self.launch(config, early)
+        return graph.microseconds(
+            lambda weight: run(self.out, self.a, weight, *self.scales, None), self.weights, replay_seconds, 3
+        )
+
+    def times(self, configs: Sequence[Any], within: float) -> dict[tuple[Any, bool], float]:
+        """By config and whether weights were loaded early."""
+        took = {(config, False): self.microseconds(config, False, 0.006) for config in configs}
+        near = [one for one, _ in took if took[one, False] < within * min(took.values())]
+        if self.problem.m <= FEW:
+            took |= {(one, True): self.microseconds(one, True, 0.006) for one in near}
+        if self.problem.m >= MANY:
+            rounds = [[self.microseconds(one, False, 0.02) for one in near] for _ in range(3)]
+            took |= {
+                (one, False): statistics.median(us) for one, us in zip(near, zip(*rounds, strict=True), strict=True)
+            }
+        return took
+
+
+def compact(config: Any) -> dict[str, Any]:
+    """What differs from the defaults."""
+    fields = dataclasses.fields(config)
+    return {one.name: value for one in fields if (value := getattr(config, one.name)) != one.default}
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="Folder of the table.")],
+    weight: Annotated[list[str] | None, typer.Option(help="N x K; repeat for several.")] = None,
+    rows: Annotated[list[int] | None, typer.Option(help=f"M, of {', '.join(map(str, SPANS))}.")] = None,
+    candidates: Annotated[int, typer.Option(help="Configs that are tried: the model's best.")] = 32,
+    within: Annotated[float, typer.Option(help="Only what came this close to the best is measured further.")] = 1.2,
+) -> None:
+    """Measure configs on this machine's GPU."""
+    import torch
+    from rich.progress import Progress
+
+    from omnigemm.backends.cuda import choice, fp8, gpu, jit
+    from omnigemm.bench import graph
+
+    if not torch.cuda.is_available():
+        sys.exit("benchmarks/tune.py: there is no NVIDIA GPU on this machine")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    sizes = [tuple(map(int, one.split("x"))) for one in weight or WEIGHTS]
+    sets = [(m, n, k) for n, k in sizes for m in rows or SPANS]
+    if weight is None and rows is None:
+        sets.append((8192, 8192, 8192))
+    device = gpu.of(0)
+    found: list[dict[str, Any]] = []
+    times: list[dict[str, Any]] = []
+    off: list[float] = []
+    start = time.perf_counter()
+    with Progress() as progress:
+        for m, n, k in progress.track(sets, description="measuring"):
+            near: set[Any] = set()
+            for kind in KINDS:
+                bench = Bench(kind, m, n, k)
+                ranked = [one.config for one in choice.modelled(bench.variant, m, device)[:candidates]]
+                # The second kind's mainloop does less: what is far behind in the first is not best in it.
+                tried = [one for one in ranked if not near or one in near or one == ranked[0]]
+                jit.warm([fp8.spec(config, bench.variant) for config in tried])
+                if m <= FEW:
+                    bench.check(tried)
+                took = bench.times(tried, within)
+                plain = {config: us for (config, early), us in took.items() if not early}
+                off.append(plain[ranked[0]] / min(plain.values()))
+                near = near or {one for one in plain if plain[one] < within * min(plain.values())}
+                times += [
+                    {"m": m, "n": n, "k": k, "scales": kind, "early": early, "us": us, "config": compact(config)}
+                    for (config, early), us in took.items()
+                ]
+                found += entries(m, n, k, kind, took)
+            last = ", ".join(f"{row['scales']} {row['us']}" for row in found if (row["m"], row["n"]) == (m, n))
+            print(f"{m}x{n}x{k}: {last}; {time.perf_counter() - start:.0f} s", flush=True)
+    out.mkdir(parents=True, exist_ok=True)
+    lines = ",\n".join(f"  {json.dumps(row)}" for row in found)
+    about = (
+        f"{ABOUT} Method: {graph.METHOD}; but 6 ms and 3 replays, and from {MANY} rows on the median of three rounds "
+        "over all contenders with 20 ms and 3 replays each."
+    )
+    (out / f"{device.table}.json").write_text(f'{{\n "about": {json.dumps(about)},\n "rows": [\n{lines}\n ]\n}}\n')
+    (out / f"{device.table}-times.json").write_text(json.dumps(times))
+    mean = math.exp(statistics.fmean(map(math.log, off)))
+    print(f"{len(times)} times; the model's choice took {mean:.3f}x the best's in the mean, {max(off):.2f}x at worst")
+
+
+def entries(m: int, n: int, k: int, kind: str, took: dict[tuple[Any, bool], float]) -> Iterator[dict[str, Any]]:
+    """Rows of the table: the fastest of all if weights are constant, and the fastest that does not load them early."""
+    low, high = SPANS.get(m, (4097, 1 << 30))
+    for constant in (False, True) if m <= FEW else (None,):
+        config, early = min((one for one in took if constant or not one[1]), key=lambda one: took[one])
+        row = {"n": n, "k": k, "scales": kind, "m_from": low, "m_to": high, "m": m}
+        if constant is not None:
+            row |= {"constant_weights": constant}
+        if early:
+            row |= {"early": True}
+        yield row | {"us": round(took[config, early], 2), "config": compact(config)}
+
+
+if __name__ == "__main__":
+    typer.run(main)
