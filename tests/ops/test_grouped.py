@@ -401,3 +401,28 @@ def test_one_group_is_the_dense_product(dtype: torch.dtype) -> None:
     rows, columns = scales(9), scales(1, 17)
     grouped = omnigemm.grouped_gemm_contiguous(q, r, indices([9]), a_scale=rows, b_scale=columns, out_dtype=dtype)
     assert torch.equal(grouped, omnigemm.int8_gemm(q, r[0], rows, columns[0], out_dtype=dtype))
+
+
+def test_a_warm_list_that_overlaps_is_refused_like_a_cold_one() -> None:
+    """The sizes are those of a call that was fine; only the addresses tell."""
+    a, b = [torch.randn(4, 4) for _ in range(3)], [torch.randn(4, 4) for _ in range(3)]
+    fine = [torch.empty(4, 4) for _ in range(3)]
+    for _ in range(2):
+        omnigemm.grouped_gemm(a, b, out=fine)
+    room = torch.zeros(9, 4)
+    for wrong, words in (
+        ([fine[0], a[1], fine[2]], r"out\[1\] shares memory with a\[1\]"),
+        ([fine[0], b[2], fine[2]], r"out\[1\] shares memory with b\[2\]"),
+        ([room[:4], room[3:7], fine[2]], r"out\[\d\] shares memory with out\[\d\]"),
+        ([fine[0], fine[0], fine[2]], r"out\[\d\] shares memory with out\[\d\]"),
+    ):
+        before = [one.clone() for one in wrong]
+        with pytest.raises(omnigemm.LayoutError, match=words):
+            omnigemm.grouped_gemm(a, b, out=wrong)
+        assert all(torch.equal(one, other) for one, other in zip(before, wrong, strict=True))
+    beside = [room[:4], room[4:8], fine[2]]
+    omnigemm.grouped_gemm(a, b, out=beside)
+    assert all(torch.allclose(z, x @ y, atol=1e-4) for x, y, z in zip(a, b, beside, strict=True))
+    c = [one.clone() for one in beside]
+    omnigemm.grouped_gemm(a, b, c, beta=1.0, out=c)  # a group's C may be its out
+    assert all(torch.allclose(z, 2 * (x @ y), atol=1e-4) for x, y, z in zip(a, b, c, strict=True))

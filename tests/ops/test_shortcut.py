@@ -136,3 +136,107 @@ def test_out_next_to_an_operand_is_fine_and_inside_one_is_not() -> None:
         overlapping = room[3 * 256 - 2 : -2].view(torch.bfloat16).view(3, 5)
         with pytest.raises(omnigemm.LayoutError, match="shares memory with a"):
             omnigemm.fp8_gemm(inside, b, a_scale, b_scale, out=overlapping)
+
+
+# ------------------------------------------------------------------------------------ the last call with a weight
+
+
+@pytest.fixture
+def executed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Counts the calls that are looked up by their signature."""
+    seen: list[int] = []
+    execute = _run.execute
+
+    def look(*call: Any) -> Any:
+        seen.append(1)
+        return execute(*call)
+
+    monkeypatch.setattr(_run, "execute", look)
+    _run.calls.clear()
+    return seen
+
+
+def test_the_same_call_again_is_not_looked_up(executed: list[int]) -> None:
+    given = operands()
+    first = omnigemm.fp8_gemm(*given)
+    for _ in range(3):
+        assert torch.equal(omnigemm.fp8_gemm(given[0].clone(), given[1], *given[2:]), first)
+    assert len(executed) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda a, b, sa, sb: (a[:2], b, sa[:2], sb),
+        lambda a, b, sa, sb: (a.to(torch.float8_e5m2), b, sa, sb),
+        lambda a, b, sa, sb: (a, b, sa[:1], sb),
+        lambda a, b, sa, sb: (a[:, ::2], b[:, ::2], sa, sb),
+    ],
+    ids=["rows", "dtype", "scales", "strides"],
+)
+def test_another_call_with_the_weight_is_another_call(change: Any) -> None:
+    given = operands()
+    other = change(*given)
+    wanted = omnigemm.fp8_gemm(*(one.clone() for one in other))
+    for _ in range(2):
+        omnigemm.fp8_gemm(*given)
+        assert torch.equal(omnigemm.fp8_gemm(*other), wanted)
+
+
+def test_a_weight_that_changed_under_its_name(executed: list[int]) -> None:
+    a, b, a_scale, b_scale = operands()
+    omnigemm.fp8_gemm(a, b, a_scale, b_scale)
+    b.data = b.data[:4].clone()
+    result = omnigemm.fp8_gemm(a, b, a_scale, b_scale[:4])
+    assert result.shape == (3, 4)
+    with pytest.raises(omnigemm.ShapeError, match="b_scale"):
+        omnigemm.fp8_gemm(a, b, a_scale, b_scale)
+    assert len(executed) == 3
+
+
+def test_which_argument_is_missing_is_told_apart() -> None:
+    """The same number of tensors of the same kind in the same order, but one is C and the other `out`."""
+    a, b, c = (torch.randn(4, 4) for _ in range(3))
+    for _ in range(2):
+        with_c = omnigemm.gemm(a, b, c, beta=1.0)
+        out = torch.full_like(c, float("nan"))
+        omnigemm.gemm(a, b, out=out)
+        torch.testing.assert_close(with_c, a @ b + c)
+        torch.testing.assert_close(out, a @ b)
+
+
+def test_numbers_are_not_kept() -> None:
+    a, b, c = (torch.randn(4, 4) for _ in range(3))
+    for alpha, beta in [(1.0, 0.0), (2.0, 0.5), (3.0, 0.25), (1.0, 1.0), (0.0, 2.0), (2.0, 0.0)]:
+        torch.testing.assert_close(omnigemm.gemm(a, b, c, alpha=alpha, beta=beta), alpha * (a @ b) + beta * c)
+
+
+def test_settings_and_words_are_part_of_the_call(executed: list[int]) -> None:
+    given = operands()
+    omnigemm.fp8_gemm(*given)
+    with omnigemm.settings(deterministic=True):
+        omnigemm.fp8_gemm(*given)
+    assert omnigemm.fp8_gemm(*given, out_dtype=torch.float32).dtype == torch.float32
+    assert omnigemm.fp8_gemm(*given).dtype == torch.bfloat16
+    omnigemm.fp8_gemm(*given, backend="cpu")
+    with pytest.raises(omnigemm.OmniGemmError):
+        omnigemm.fp8_gemm(*given, backend="cuda")
+    assert len(executed) == 6
+
+
+def test_gradients_take_the_long_way_also_after_a_call_without(through_dispatcher: list[int]) -> None:
+    a, b, a_scale, b_scale = operands()
+    b_scale.requires_grad_()
+    with torch.no_grad():
+        wanted = omnigemm.fp8_gemm(a, b, a_scale, b_scale)
+        assert not through_dispatcher
+    assert torch.equal(omnigemm.fp8_gemm(a, b, a_scale, b_scale).detach(), wanted)
+    assert len(through_dispatcher) == 1
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_run.Calls, "RECENT_LIMIT", 5)
+    weights = [torch.randn(4, 4) for _ in range(12)]
+    for weight in weights:
+        omnigemm.gemm(weight, weight)
+    assert len(_run.calls.recent) <= 5
