@@ -100,7 +100,8 @@ def test_graphs_share_no_workspace_with_streams() -> None:
         with torch.cuda.graph(graph, stream=one):
             for _ in range(50):
                 omnigemm.gemm(a, b, out=out)
-        assert torch.cuda.memory_allocated() <= before  # the graph's workspace is its own business
+        # The graph's workspace is its own business; torch keeps a few bytes for its random numbers.
+        assert torch.cuda.memory_allocated() < before + 2**16
     for _ in range(5):
         out.fill_(NAN)
         torch.cuda.synchronize()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ import torch
 
 import omnigemm
 from backends.blas.cases import caller, exact, kernel, opened, pool, product, products, twos, word
+from omnigemm.backends.blas import BlasBackend
 from omnigemm.backends.blas.pool import Pool
+from omnigemm.backends.blas.vendors import VENDORS
 
 
 def test_a_handle_is_kept_for_its_stream(standin: Any) -> None:
@@ -173,3 +176,29 @@ def test_a_capture_that_fails_gives_its_handle_back(standin: Any, function: str)
     twos(backend)
     pool(backend).close()
     assert standin.live_handles() == 0
+
+
+def test_threads_that_race_for_the_library_open_it_once(standin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each opening would have pools of its own, and handles that nobody finds again."""
+    opened: list[int] = []
+    real = BlasBackend._open
+
+    def slow(self: BlasBackend) -> None:
+        opened.append(1)
+        time.sleep(0.05)
+        real(self)
+
+    monkeypatch.setattr(BlasBackend, "_open", slow)
+    backend = BlasBackend(VENDORS["nvidia"], str(standin.path))
+    ready = threading.Barrier(8)
+
+    def ask() -> None:
+        ready.wait()
+        assert backend.available()
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(opened) == 1

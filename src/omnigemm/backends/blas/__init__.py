@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,8 +44,7 @@ class BlasKernel:
     def supports(self, problem: Problem, device: torch.device) -> Support:
         words = [f"{self.vendor.title} ({self.product.library.path})"]
         if problem.op != "gemm":
-            at_once = self.groups.in_one_call(problem.a_dtype, problem.out_dtype)
-            words.append("one call for all groups" if at_once else "one call for each group")
+            words.append("one call for all groups" if self._at_once(problem) else "one call for each group")
         if problem.op in _ROWS:
             words.append("after waiting for the device, to read the rows of each group")
         if problem.a_dtype == "bf16" and not self.vendor.native_bf16:
@@ -52,12 +52,12 @@ class BlasKernel:
         return Support(True, ", ".join(words))
 
     def cost(self, problem: Problem, device: torch.device) -> float:
-        calls = (
-            1
-            if problem.op == "gemm" or self.groups.in_one_call(problem.a_dtype, problem.out_dtype)
-            else max(1, problem.groups)
-        )
-        return calls * _CALL_SECONDS + problem.flops / 6e14
+        alone = problem.op == "gemm" or self._at_once(problem)
+        return (1 if alone else max(1, problem.groups)) * _CALL_SECONDS + problem.flops / 6e14
+
+    def _at_once(self, problem: Problem) -> bool:
+        mean = problem.flops / max(1, problem.groups)
+        return self.groups.in_one_call(problem.a_dtype, problem.out_dtype, mean)
 
     def plan(self, problem: Problem, device: torch.device) -> Plan:
         parts: dict[str, Any] = {"workspace_bytes": self._workspace(problem), "uses_torch": False}
@@ -98,10 +98,13 @@ class BlasBackend:
         self._caller = caller
         self._kernel: BlasKernel | None = None
         self._refusal: Support | None = None
+        self._opening = threading.Lock()
 
     def available(self) -> Support:
         if self._kernel is None and self._refusal is None:
-            self._open()
+            with self._opening:  # threads that raced for it would have pools of handles of their own
+                if self._kernel is None and self._refusal is None:
+                    self._open()
         if self._refusal is not None:
             return self._refusal
         assert self._kernel is not None

@@ -70,7 +70,10 @@ class Pool:
     def give(self, handle: Handle) -> None:
         if handle.stream is None:
             handle.workspace = None  # back to the graph's memory, for what is captured next
-        self._free.setdefault(handle.stream, []).append(handle)
+        try:
+            self._free[handle.stream].append(handle)
+        except KeyError:
+            self._free.setdefault(handle.stream, []).append(handle)
 
     def _made(self, stream: int) -> Handle:
         if not self._free:  # the first on this device: making one is not possible in a capture
