@@ -99,14 +99,16 @@ def in_turns(contenders: dict[str, Call], copies: Sequence[Any]) -> dict[str, fl
     return {name: statistics.median(taken) for name, taken in times.items()}
 
 
-def row(op: str, shape: str, times: dict[str, float]) -> Row:
+def row(op: str, shape: str, times: dict[str, float], floor_us: float | None = None) -> Row:
     peers = {name: round(us, 2) for name, us in times.items() if name != "ours"}
     return {
         "op": op,
         "shape": shape,
         "us": round(times["ours"], 2),
+        "floor_us": floor_us,
         "peers": peers,
         "ratio": round(min(peers.values()) / times["ours"], 3),
+        "config": {"kernel": "nvidia", "backend": "blas"},
     }
 
 
@@ -120,7 +122,9 @@ def single(op: str, m: int, n: int, k: int) -> Row:
         "ours": lambda weight: omnigemm.gemm(a, weight, out=out, backend="blas"),
         "torch.mm": lambda weight: torch.mm(a, weight, out=out),
     }
-    return row(op, f"{m}x{n}x{k}", in_turns(calls, weights))
+    # What an H200's memory (4.6 TB/s read) and 16-bit tensor cores (790 TFLOP/s) allow.
+    floor = max((n * k + m * k + m * n) * 2 / 4.6e6, 2 * m * n * k / 790e6) if dtype.itemsize == 2 else None
+    return row(op, f"{m}x{n}x{k}", in_turns(calls, weights), None if floor is None else round(floor, 2))
 
 
 def batched(batch: int, m: int, n: int, k: int) -> Row:

@@ -3,12 +3,17 @@
     python benchmarks/gpu.py
     python benchmarks/gpu.py --out /tmp/records --op fp8_block
 
-Peers are torch's own products and, where they can be imported, deep_gemm.
+Weights are stated to be constant, as they are in a model (`omnigemm.settings(constant_weights=True)`): `us` of a row is
+that. With few rows, `us_any_weights` is the time without that statement. Peers are torch's own products and, where it
+can be imported, deep_gemm. The blas backend's rows come from benchmarks/blas.py.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import importlib.metadata
+import itertools
 import re
 import statistics
 import subprocess
@@ -24,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # N x K of the layers of a 7168-wide mixture-of-experts model.
 WEIGHTS = ((576, 7168), (2112, 7168), (4096, 7168), (7168, 2048), (7168, 16384), (24576, 1536), (32768, 512))
 ROWS = (1, 16, 64, 128, 4096)
+FEW = 128
 SHAPES = (*((m, n, k) for n, k in WEIGHTS for m in ROWS), (8192, 8192, 8192))
 GRANULARITIES = {"fp8_block": "128x128", "fp8_token": "token", "fp8_tensor": "tensor"}
 
@@ -91,6 +97,14 @@ class Products:
         importlib.import_module("deep_gemm").fp8_gemm_nt((self.a, self.a_scale), (weight, self.b_scale), self.out)
 
 
+def deep_gemm_name() -> str:
+    """With the version of the package that it came in."""
+    for package in ("deep-gemm", "sgl-deep-gemm"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return f"DeepGEMM ({package} {importlib.metadata.version(package)})"
+    return "DeepGEMM"
+
+
 def timed(call: Callable[[Any], Any], weights: list[Any]) -> float | None:
     """None for a peer that is not here or does not take this shape."""
     import torch
@@ -109,24 +123,28 @@ def measure(m: int, n: int, k: int, ops: Sequence[str]) -> Iterator[dict[str, An
     import omnigemm
     from omnigemm.bench import graph
 
-    times: dict[str, float] = {}
+    times: dict[str, dict[str, float]] = {}
     peers: dict[str, float | None] = {}
     for op in ops:
         products = Products(op, m, n, k)
-        times[op] = round(graph.microseconds(products.ours, products.weights), 2)
+        with omnigemm.settings(constant_weights=True):
+            times[op] = {"us": round(graph.microseconds(products.ours, products.weights), 2)}
+        if m <= FEW:
+            times[op]["us_any_weights"] = round(graph.microseconds(products.ours, products.weights), 2)
         if op == "fp8_block":
             peers["torch scaled_mm 1x128/128x128 (cuBLASLt)"] = timed(products.torchs_blocks, products.weights)
-            peers["DeepGEMM"] = timed(products.deep_gemms, products.weights)
+            peers[deep_gemm_name()] = timed(products.deep_gemms, products.weights)
         else:
             peer = {"fp8_token": "torch scaled_mm rowwise", "fp8_tensor": "torch scaled_mm tensorwise (cuBLASLt)"}[op]
             peers[peer] = timed(products.torchs, products.weights)
     for op in ops:
-        plan = omnigemm.plan("fp8_gemm", m=m, n=n, k=k, device="cuda", granularity=GRANULARITIES[op])
+        with omnigemm.settings(constant_weights=True):
+            plan = omnigemm.plan("fp8_gemm", m=m, n=n, k=k, device="cuda", granularity=GRANULARITIES[op])
         blockwise = op == "fp8_block"
         yield {
             "op": op,
             "shape": f"{m}x{n}x{k}",
-            "us": times[op],
+            **times[op],
             "floor_us": round(floor_us(m, n, k), 2),
             "peers": {
                 name: us for name, us in peers.items() if us and blockwise != name.endswith(("wise", "wise (cuBLASLt)"))
@@ -137,13 +155,14 @@ def measure(m: int, n: int, k: int, ops: Sequence[str]) -> Iterator[dict[str, An
 
 def compile_all(ops: Sequence[str]) -> float:
     """Compile what will be measured, side by side; the longest time that one took, in seconds."""
+    import omnigemm
     from omnigemm.backends.cuda import CudaBackend, gpu, jit
     from omnigemm.core.problem import describe
 
     backend = CudaBackend()
     specs: set[jit.KernelSpec] = set()
-    for m, n, k in SHAPES:
-        for op in ops:
+    for (m, n, k), op, constant in itertools.product(SHAPES, ops, (False, True)):
+        with omnigemm.settings(constant_weights=constant):
             specs.update(backend.specs(describe("fp8_gemm", m=m, n=n, k=k, granularity=GRANULARITIES[op]), gpu.of(0)))
     return round(max(one.seconds for one in jit.warm(specs)), 2)
 
@@ -179,6 +198,8 @@ def main(
 
     if not torch.cuda.is_available():
         sys.exit("benchmarks/gpu.py: there is no NVIDIA GPU on this machine")
+    import blas
+
     ops = op or list(GRANULARITIES)
     tests = None if rows_only else run_tests()
     print("longest compilation, s:", compile_all(ops), flush=True)
@@ -190,10 +211,15 @@ def main(
             rows.append(row)
             print(row["op"], row["shape"], row["us"], row["floor_us"], row["peers"], flush=True)
     rows.sort(key=lambda row: ops.index(row["op"]))
+    if op is None:
+        host |= {f"blas: {name}": us for name, us in blas.host_us().items()}
+        rows += blas.measure(None)
+        print("\n".join(blas.summary(rows[len(SHAPES) * len(ops) :])), flush=True)
     if tests is None:
         return
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    made = record.new(rows, graph.METHOD, record.cuda_source_hash())
+    method = f"{graph.METHOD}; our own kernels with weights stated to be constant. The blas backend: {blas.METHOD}"
+    made = record.new(rows, method, record.cuda_source_hash())
     made["gpu"] = torch.cuda.get_device_name(0)
     made["driver"] = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
     made["tests"] = tests
