@@ -66,37 +66,7 @@ GROUPS = [(32, 20, 4096, 2048), (8, 1024, 4096, 2048)]  # G, M, N, K
 
 
 def in_turns(contenders: dict[str, Call], copies: Sequence[Any]) -> dict[str, float]:
-    """Device time of each contender's call(copy): all are captured first, then replayed one after the other."""
-    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    stream = torch.cuda.Stream()
-    graphs: dict[str, tuple[torch.cuda.CUDAGraph, int]] = {}
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for name, call in contenders.items():
-            for one in copies:
-                call(one)
-            start.record()
-            for one in copies:
-                call(one)
-            stop.record()
-            stop.synchronize()
-            rounds = max(1, int(REPLAY_SECONDS * 1e3 / start.elapsed_time(stop)) + 1)
-            captured = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(captured, stream=stream):
-                for _ in range(rounds):
-                    for one in copies:
-                        call(one)
-            captured.replay()
-            graphs[name] = captured, rounds * len(copies)
-        for _ in range(REPLAYS):
-            for name, (captured, count) in graphs.items():
-                start.record()
-                captured.replay()
-                stop.record()
-                stop.synchronize()
-                times[name].append(start.elapsed_time(stop) * 1e3 / count)
-    return {name: statistics.median(taken) for name, taken in times.items()}
+    return graph.in_turns(contenders, copies, REPLAY_SECONDS, REPLAYS)
 
 
 def row(op: str, shape: str, times: dict[str, float], floor_us: float | None = None) -> Row:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,29 +28,53 @@ def microseconds(
     replay_seconds: float = REPLAY_SECONDS,
     replays: int = REPLAYS,
 ) -> float:
-    """Time `call(copy)`. Every copy is used once before, so that nothing compiles or allocates in the capture."""
-    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    """Time `call(copy)`."""
+    return in_turns({"": call}, copies, replay_seconds, replays)[""]
+
+
+def in_turns(
+    contenders: Mapping[str, Callable[[Any], object]],
+    copies: Sequence[Any],
+    replay_seconds: float = REPLAY_SECONDS,
+    replays: int = REPLAYS,
+) -> dict[str, float]:
+    """Time each contender's `call(copy)`: all are captured first, then replayed one after the other."""
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for one in copies:
-            call(one)
-        start.record()
-        for one in copies:
-            call(one)
-        stop.record()
-        stop.synchronize()
-        rounds = max(1, int(replay_seconds * 1e3 / start.elapsed_time(stop)) + 1)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            for _ in range(rounds):
-                for one in copies:
-                    call(one)
-        graph.replay()
-        times: list[float] = []
+        graphs = {name: _captured(call, copies, replay_seconds, stream) for name, call in contenders.items()}
+        times: dict[str, list[float]] = {name: [] for name in contenders}
         for _ in range(replays):
-            start.record()
-            graph.replay()
-            stop.record()
-            stop.synchronize()
-            times.append(start.elapsed_time(stop) * 1e3 / rounds / len(copies))
-    return statistics.median(times)
+            for name, (graph, count) in graphs.items():
+                times[name].append(_elapsed(graph.replay) / count)
+    return {name: statistics.median(taken) for name, taken in times.items()}
+
+
+def _captured(
+    call: Callable[[Any], object], copies: Sequence[Any], replay_seconds: float, stream: torch.cuda.Stream
+) -> tuple[torch.cuda.CUDAGraph, int]:
+    """A graph that takes so long, and the calls in it. Every copy is used before, so that nothing compiles or allocates
+    in the capture; and the graph is replayed once."""
+
+    def all_copies() -> None:
+        for one in copies:
+            call(one)
+
+    all_copies()
+    rounds = max(1, int(replay_seconds * 1e6 / _elapsed(all_copies)) + 1)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(rounds):
+            all_copies()
+    graph.replay()
+    return graph, rounds * len(copies)
+
+
+def _elapsed(work: Callable[[], object]) -> float:
+    """Microseconds on the current stream."""
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    work()
+    stop.record()
+    stop.synchronize()
+    return float(start.elapsed_time(stop)) * 1e3
