@@ -159,7 +159,7 @@ def _tensors(value: Any) -> bool:
 
 def _far_apart(sizes: Reach, out: Any, operands: Operands, may_be_out: int | None) -> bool:
     """Whether `out` begins after or ends before each operand: then it needs no closer look."""
-    if not isinstance(out, Tensor):
+    if isinstance(sizes.out, list):
         return _all_far_apart(sizes, out, operands)
     start = out.data_ptr()
     end = start + sizes.out
@@ -263,7 +263,7 @@ def register(
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 
 
-_LONG_WAY = object()
+ANEW = object()  # what was not done, and must be done from the start
 
 # Whoever looks at calls. Found once: looking each of them up costs as much as asking it.
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -276,38 +276,54 @@ _tracer = torch._C._get_tracing_state
 _TensorGuards: Any = getattr(torch._C._dynamo.guards, "TensorGuards", None)
 
 
-def _shortcut(
+def repeated(
     ops: Ops, arguments: Operands, out: Tensor | None, out_dtype: torch.dtype | None, backend: str | None
 ) -> Any:
-    """Run a call without torch's dispatcher, or answer _LONG_WAY if somebody looks: a mode, a tracer, a transform, a
-    subclass of Tensor, or gradients. The dispatcher costs two microseconds, and with none of these it changes nothing.
+    """Run a call that is the last one with its weight once more, or answer ANEW: then it must be looked at.
 
-    Written out in one piece, because each call of a function costs a tenth of a microsecond.
+    Public functions ask this first, with their arguments as they are. Written out in one piece, because each call of a
+    function costs a tenth of a microsecond.
     """
-    if _dispatch_modes() or _function_modes() or _transforms() is not None or _tracer() is not None:
-        return _LONG_WAY
-    operation = ops.operation
+    if torch.compiler.is_compiling():  # first: the tracer must not see what was remembered
+        return ANEW
+    recent = calls.recent.get((ops.operation.name, id(arguments[1])))
+    if recent is None:
+        return ANEW
     given = (out, out_dtype, backend, *arguments)
-    place = operation.name, id(arguments[1])
-    recent = calls.recent.get(place)
     settings = current()
     if (
-        recent is not None
-        and recent.others(given) == recent.values
+        recent.others(given) == recent.values
         and recent.same(*recent.tensors(given))
         and (recent.settings is settings or recent.settings == settings)
         and not (recent.gradients and torch.is_grad_enabled())
+        and not _watched()
     ):
-        return _launch(operation, recent.call, ops.gather(*arguments), out)
+        return _launch(ops.operation, recent.call, ops.gather(*arguments), out)
+    return ANEW
 
+
+def _watched() -> bool:
+    """Whether somebody looks at calls: a mode, a tracer or a transform."""
+    return bool(_dispatch_modes() or _function_modes() or _transforms() is not None or _tracer() is not None)
+
+
+def _shortcut(
+    ops: Ops, arguments: Operands, out: Tensor | None, out_dtype: torch.dtype | None, backend: str | None
+) -> Any:
+    """Run a call without torch's dispatcher and remember it, or answer ANEW if it is watched, has subclasses of Tensor,
+    or gradients. The dispatcher costs two microseconds, and with none of these it changes nothing."""
+    if _watched():
+        return ANEW
+    operation = ops.operation
+    given = (out, out_dtype, backend, *arguments)
     _check_words(ops, out, out_dtype, backend)
     tensors = [i for i, one in enumerate(given) if type(one) in _PLAIN]
     others = [i for i in range(len(given)) if i not in tensors]
     if any(i > 2 and given[i] is not None and type(given[i]) is not float for i in others):
-        return _LONG_WAY
+        return ANEW
     gradients = any(given[i].requires_grad for i in tensors)
     if gradients and torch.is_grad_enabled():
-        return _LONG_WAY
+        return ANEW
     operands = ops.gather(*arguments)
     asked = out_dtype if out is None else None  # an out says it itself
     result = execute(operation, operands, out, asked, backend)
@@ -315,7 +331,8 @@ def _shortcut(
     if done is not None and _TensorGuards is not None:
         pick, rest = itemgetter(*tensors), itemgetter(*others)
         same = _TensorGuards(*pick(given), dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-        calls.remember(place, Recent(done, pick, same, rest, rest(given), settings, gradients))
+        place = operation.name, id(arguments[1])
+        calls.remember(place, Recent(done, pick, same, rest, rest(given), current(), gradients))
     return result
 
 
@@ -340,7 +357,7 @@ def call(ops: Ops, arguments: Operands, out: Any, out_dtype: torch.dtype | None,
     """Call a registered operation from its public function. Dynamo traces this, so it stays plain."""
     if not torch.compiler.is_compiling():
         done = _shortcut(ops, arguments, out, out_dtype, backend)
-        if done is not _LONG_WAY:
+        if done is not ANEW:
             return done
     _check_words(ops, out, out_dtype, backend)
     if out is None:

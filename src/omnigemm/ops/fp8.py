@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..core.dtypes import FP8, name_of
 from ..core.problem import Problem, layout_of
-from ._run import Operands, Operation, call, register
+from ._run import ANEW, Operands, Operation, call, register, repeated
 from .checks import (
     OutSpec,
     as_scale,
@@ -99,6 +99,7 @@ def fp8_gemm(
 
     One value; [M] and [N]; [M, ceil(K/128)] with [ceil(N/128), ceil(K/128)] or with [N, ceil(K/128)].
     """
-    operands = _collect(a, b, a_scale, b_scale, bias=bias)
-    returned: Tensor = call(_ops, operands, out, out_dtype, backend)
-    return returned
+    done: Tensor = repeated(_ops, (a, b, a_scale, b_scale, bias), out, out_dtype, backend)
+    if done is ANEW:
+        done = call(_ops, _collect(a, b, a_scale, b_scale, bias=bias), out, out_dtype, backend)
+    return done
