@@ -240,3 +240,46 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for weight in weights:
         omnigemm.gemm(weight, weight)
     assert len(_run.calls.recent) <= 5
+
+
+def test_whoever_watches_sees_remembered_calls_too() -> None:
+    given = operands()
+    for _ in range(2):
+        wanted = omnigemm.fp8_gemm(*given)
+    with Watch() as watch:
+        assert torch.equal(omnigemm.fp8_gemm(*given), wanted)
+    assert OP.default in watch.seen
+    seen: list[Any] = []
+
+    class Functions(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Functions():
+        omnigemm.fp8_gemm(*given)
+    assert OP.default in seen
+    mapped = torch.func.functionalize(lambda *tensors: omnigemm.fp8_gemm(*tensors))(*given)
+    assert torch.equal(mapped, wanted)
+    compiled = torch.compile(lambda *tensors: omnigemm.fp8_gemm(*tensors), fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*given), wanted)
+    with FakeTensorMode() as fake:
+        assert omnigemm.fp8_gemm(*(fake.from_tensor(one) for one in given)).shape == wanted.shape
+
+
+def test_a_remembered_call_with_wrong_arguments_is_refused_as_ever() -> None:
+    given = operands()
+    for _ in range(2):
+        omnigemm.fp8_gemm(*given)
+    with pytest.raises(omnigemm.DTypeError, match="backend is 3"):
+        omnigemm.fp8_gemm(*given, backend=3)  # type: ignore[arg-type]
+    with pytest.raises(omnigemm.DTypeError, match="out_dtype is 'bf16'"):
+        omnigemm.fp8_gemm(*given, out_dtype="bf16")  # type: ignore[arg-type]
+    with pytest.raises(omnigemm.DTypeError, match="a is a list"):
+        omnigemm.fp8_gemm([1.0], *given[1:])  # type: ignore[arg-type]
+    room = torch.zeros(3 * 256, dtype=torch.uint8)
+    a = room.view(torch.float8_e4m3fn).view(3, 256)
+    for _ in range(2):
+        omnigemm.fp8_gemm(a, *given[1:], out=torch.empty(3, 5, dtype=torch.bfloat16))
+    with pytest.raises(omnigemm.LayoutError, match="shares memory"):
+        omnigemm.fp8_gemm(a, *given[1:], out=room[:30].view(torch.bfloat16).view(3, 5))
