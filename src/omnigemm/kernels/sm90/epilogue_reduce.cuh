@@ -16,6 +16,7 @@ struct Epilogue {
     // A row of D, in floats: no bank is written twice at a time. The rows take the place of the stages, for a block has
     // one tile only.
     static constexpr int PITCH = TILE_ROWS + 4;
+    static_assert(MATH_THREADS == 8 * QUADS, "a thread for each token of a group and four columns");
     static_assert(OWNED * 8 * PITCH * 4 <= STAGES * STAGE_BYTES, "the sums fit where the stages were");
 
     static __device__ __forceinline__ int split_rank() { return SPLIT > 1 ? cluster_ctarank() / SHARE : 0; }
@@ -58,6 +59,20 @@ struct Epilogue {
                                                  const Tile& tile, int row_in_tile) {
         float* turned = reinterpret_cast<float*>(stages);
         const int mine = split_rank();
+        // A thread finishes four columns of D, of one token in each group. Scales and bias are read now, for they take
+        // as long to come as the others' sums.
+        const int in_group = threadIdx.x / QUADS, col = threadIdx.x % QUADS * 4, n = tile.row * TILE_ROWS + col;
+        float col_scales[4], biases[4], row_scales[OWNED];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            col_scales[j] = col_scale(arguments, min(n + j, SHAPE_N - 1));
+            biases[j] = bias_at(arguments, min(n + j, SHAPE_N - 1));
+        }
+#pragma unroll
+        for (int i = 0; i < OWNED; ++i) {
+            const int m = tile.col * TILE_COLS + (i * SPLIT + mine) * 8 + in_group;
+            row_scales[i] = row_scale(arguments, min(m, arguments.shape_m - 1));
+        }
         if constexpr (SPLIT > 1) {
             const int neighbours = cluster_ctarank() - mine * SHARE;
             if constexpr (SHARE == 1) cluster_wait();  // everyone is ready to receive
@@ -93,19 +108,14 @@ struct Epilogue {
         }
         named_barrier_sync(1, MATH_THREADS);
 
-        for (int i = threadIdx.x; i < OWNED * 8 * QUADS; i += MATH_THREADS) {
-            const int row = i / QUADS, col = i % QUADS * 4;
-            const int token = (row / 8 * SPLIT + mine) * 8 + row % 8;
-            const int m = tile.col * TILE_COLS + token, n = tile.row * TILE_ROWS + col;
-            if (token >= TILE_COLS || m >= arguments.shape_m || n >= SHAPE_N) continue;
-            const float4 sum = *reinterpret_cast<const float4*>(turned + row * PITCH + col);
-            float v[4] = {sum.x, sum.y, sum.z, sum.w};
-            const float scale = row_scale(arguments, m);
 #pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const int at = min(n + j, SHAPE_N - 1);
-                v[j] = finished(v[j], scale, col_scale(arguments, at), bias_at(arguments, at));
-            }
+        for (int i = 0; i < OWNED; ++i) {
+            const int token = (i * SPLIT + mine) * 8 + in_group, m = tile.col * TILE_COLS + token;
+            if (token >= TILE_COLS || m >= arguments.shape_m || n >= SHAPE_N) continue;
+            const float4 sum = *reinterpret_cast<const float4*>(turned + (i * 8 + in_group) * PITCH + col);
+            float v[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+            for (int j = 0; j < 4; ++j) v[j] = finished(v[j], row_scales[i], col_scales[j], biases[j]);
             store_four(arguments, m, n, v);
         }
     }
