@@ -41,14 +41,14 @@ class Bench:
     def __init__(self, kind: str, m: int, n: int, k: int) -> None:
         import torch
 
-        from omnigemm.backends.cuda import fp8, gpu
+        from omnigemm.backends.cuda import dense, gpu
         from omnigemm.bench import graph
         from omnigemm.core.problem import Problem
 
         self.kind = kind
         a_scale, b_scale = KINDS[kind]
         self.problem = Problem("fp8_gemm", m, n, k, "e4m3", "e4m3", "bf16", a_scale=a_scale, b_scale=b_scale)
-        self.variant, self.gpu = fp8.variant_of(self.problem), gpu.of(0)
+        self.variant, self.gpu = dense.variant_of(self.problem), gpu.of(0)
         blocks = -(-k // 128)
         sizes = ((m, blocks), (-(-n // 128), blocks)) if kind == "block" else ((m,), (n,))
         e4m3 = torch.float8_e4m3fn
@@ -69,9 +69,9 @@ class Bench:
         return wide[0] @ wide[1].t()
 
     def launch(self, config: Any, early: bool) -> Any:
-        from omnigemm.backends.cuda import fp8
+        from omnigemm.backends.cuda import dense
 
-        launch = fp8.Launch(self.problem, config, 0, self.gpu.multiprocessors, early)
+        launch = dense.Launch(self.problem, config, 0, self.gpu.multiprocessors, early)
         return launch.bind(self.out, self.a, self.weights[0], *self.scales, None)
 
     def check(self, configs: Sequence[Any]) -> None:
@@ -122,7 +122,7 @@ def main(
     import torch
     from rich.progress import Progress
 
-    from omnigemm.backends.cuda import choice, fp8, gpu, jit
+    from omnigemm.backends.cuda import choice, dense, gpu, jit
     from omnigemm.bench import graph
 
     if not torch.cuda.is_available():
@@ -145,7 +145,7 @@ def main(
                 ranked = [one.config for one in choice.modelled(bench.variant, m, device)[:candidates]]
                 # The second kind's mainloop does less: what is far behind in the first is not best in it.
                 tried = [one for one in ranked if not near or one in near or one == ranked[0]]
-                jit.warm([fp8.spec(config, bench.variant) for config in tried])
+                jit.warm([dense.spec(config, bench.variant) for config in tried])
                 if m <= FEW:
                     bench.check(tried)
                 took = bench.times(tried, within)

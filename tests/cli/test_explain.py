@@ -5,7 +5,7 @@ import json
 import pytest
 
 import omnigemm
-from omnigemm.backends.cuda import fp8
+from omnigemm.backends.cuda import dense
 from omnigemm.backends.cuda.gpu import KNOWN
 from omnigemm.core.problem import describe
 
@@ -67,7 +67,7 @@ def test_unknown_backend(run):
 @pytest.mark.parametrize("rows", [1, 64, 4096])
 def test_gpu_that_is_not_here(run, rows):
     words = ("explain", "fp8_gemm", str(rows), "4096", "7168", "--gpu", "h200")
-    names = [one.name for one in fp8.kernels(describe("fp8_gemm", m=rows, n=4096, k=7168), KNOWN["h200"])]
+    names = [one.name for one in dense.kernels(describe("fp8_gemm", m=rows, n=4096, k=7168), KNOWN["h200"])]
     found = run(*words, "--json")
     assert found.code == 0
     assert found.json["gpu"] == str(KNOWN["h200"])

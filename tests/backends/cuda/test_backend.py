@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import omnigemm
-from omnigemm.backends.cuda import CudaBackend, fp8, gpu, jit, sm90
+from omnigemm.backends.cuda import CudaBackend, dense, gpu, jit, sm90
 from omnigemm.backends.cuda.gpu import KNOWN, Gpu
 from omnigemm.core.dispatch import Support
 from omnigemm.core.problem import GRANULARITIES, OPS, SIZE_LIMIT, Problem, describe
@@ -180,7 +180,7 @@ def test_products_of_nothing_need_no_kernel(size: str) -> None:
 )
 def test_results_go_out_by_the_copy_engine_where_rows_allow(change: dict[str, object], by_tma: bool) -> None:
     one = problem(bias=True, a_dtype="e5m2", **change)
-    variant = fp8.variant_of(one)
+    variant = dense.variant_of(one)
     assert variant.out_by_tma == by_tma
     # The rest is the problem's own.
     for field in dataclasses.fields(sm90.Variant):

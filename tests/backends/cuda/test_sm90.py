@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from omnigemm.backends.cuda import choice, fp8, sm90
+from omnigemm.backends.cuda import choice, dense, sm90
 from omnigemm.backends.cuda.gpu import KNOWN
 from omnigemm.backends.cuda.jit import KernelSpec, Result
 from omnigemm.backends.cuda.sm90 import Config, Variant
@@ -260,7 +260,7 @@ COMPILED = [*SWAPS, *BY_ROW, *MEASURED]
 
 @pytest.fixture(scope="module")
 def results(compile_all: Callable[[Sequence[KernelSpec]], list[Result]]) -> list[Result]:
-    return compile_all([fp8.spec(config, what) for config, what in COMPILED])
+    return compile_all([dense.spec(config, what) for config, what in COMPILED])
 
 
 def _label(i: int) -> str:

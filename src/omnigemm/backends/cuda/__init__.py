@@ -9,7 +9,7 @@ import torch
 
 from ...core.dispatch import Candidate, Explanation, Kernel, Support
 from ...core.problem import Problem
-from . import fp8, gpu, jit
+from . import dense, gpu, jit
 from .gpu import Gpu
 
 
@@ -38,19 +38,21 @@ class CudaBackend:
 
     def supports_on(self, problem: Problem, which: Gpu) -> Support:
         """The same for a GPU that need not be here."""
-        if problem.op != "fp8_gemm":
-            return Support(False, "this backend has kernels for fp8_gemm so far")
+        if problem.op not in ("fp8_gemm", "int8_gemm"):
+            return Support(False, "this backend has kernels for fp8_gemm and int8_gemm so far")
+        if problem.zero_points:
+            return Support(False, "this backend has no kernel with zero points so far")
         if which.capability != (9, 0):
             major, minor = which.capability
             return Support(False, f"{which.name} is sm_{major}{minor}; the kernels here so far are for sm_90 (Hopper)")
         return Support(True, f"wgmma kernels for {which}")
 
     def kernels(self, problem: Problem, device: torch.device) -> Sequence[Kernel]:
-        return fp8.kernels(problem, gpu.of(_index(device)))
+        return dense.kernels(problem, gpu.of(_index(device)))
 
     def specs(self, problem: Problem, which: Gpu) -> tuple[jit.KernelSpec, ...]:
         """The kernels that the problem needs on such a GPU, for compiling ahead."""
-        return fp8.specs(problem, which) if self.supports_on(problem, which) else ()
+        return dense.specs(problem, which) if self.supports_on(problem, which) else ()
 
 
 def explain_on(problem: Problem, which: Gpu) -> Explanation:
@@ -60,7 +62,7 @@ def explain_on(problem: Problem, which: Gpu) -> Explanation:
     if not answer:
         return Explanation(problem, device, (Candidate("cuda", "*", False, answer.reason),))
     found = []
-    for kernel in fp8.kernels(problem, which):
+    for kernel in dense.kernels(problem, which):
         answer = kernel.supports(problem, device)
         cost = kernel.cost(problem, device) if answer else None
         found.append(Candidate("cuda", kernel.name, answer.ok, answer.reason, cost))

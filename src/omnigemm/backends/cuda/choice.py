@@ -15,7 +15,7 @@ from .sm90 import BLOCK_K, SHARED_BYTES, SHARED_PER_SM, Config, Variant
 RUNNERS_UP = 3  # that explain shows besides the choice
 _EARLY_ROWS = 32
 _TOKENS = (8, 16, 32, 64, 128)  # widths of the right operand when operands are swapped
-_COLUMNS = (32, 48, 64, 80, 96, 112, 128, 144, 160, 192)
+_COLUMNS = (32, 48, 64, 80, 96, 112, 128, 144, 160, 192, 256)
 # How many blocks of K a warpgroup multiplies at a time for that many tokens, and how many such blocks a multiprocessor
 # takes: what the registers allow.
 _SWAP_DEPTHS = {
@@ -167,7 +167,7 @@ def seconds(config: Config, variant: Variant, m: int, gpu: Gpu) -> float:
 
 def kind_of(variant: Variant) -> str:
     """What the mainloop has to do with scales: tables tell these apart."""
-    return "block" if variant.a_scale == "1x128" else "whole"
+    return "int8" if variant.int8 else "block" if variant.a_scale == "1x128" else "whole"
 
 
 def _measured(variant: Variant, m: int, gpu: Gpu, constant_weights: bool) -> Choice | None:

@@ -140,6 +140,10 @@ class Variant:
     bias: bool = False
     out_by_tma: bool = True  # 16-bit results with rows at multiples of 16 bytes
 
+    @property
+    def int8(self) -> bool:
+        return self.a_dtype == "int8"
+
     def left_scale(self, swap: bool) -> int:
         return _SCALES[self.b_scale if swap else self.a_scale]
 
@@ -159,11 +163,15 @@ class Variant:
         fault = config.fault()
         if fault is not None:
             return fault
+        if self.int8 and config.stages <= config.depth:
+            return f"stages is {config.stages}, expected more than the depth {config.depth} for int8"
+        if self.int8 and config.cols % 16 and config.cols not in (8, 24):
+            return f"cols is {config.cols}, expected 8, 24 or a multiple of 16 for int8"
         width = config.cols & -config.cols
         if not config.swap and self.b_scale == "128x128" and config.cols - min(width, 128) > 128:
             return f"a tile of {config.cols} columns can meet three blocks of scales, expected at most two"
         # Sums, products and the columns' scales, besides some thirty registers for addresses and the like.
-        registers = (config.waves + config.depth) * config.cols // 2
+        registers = (config.waves + (0 if self.int8 else config.depth)) * config.cols // 2
         if self.right_scale(config.swap) == 1:
             registers += config.cols // 4
         limit = _REGISTERS[config.math_groups, config.blocks_per_sm]
@@ -182,24 +190,28 @@ def name(config: Config, variant: Variant) -> str:
     kind = f"{variant.a_scale}_{variant.b_scale}".replace("1x128_128x128", "block").replace("1x128_1x128", "1x128")
     kind = kind.replace("token_channel", "token").replace("tensor_tensor", "tensor")
     way = f"swap_split{config.split}" if config.swap else "rows"
-    return f"omnigemm_sm90_fp8_{kind}_{way}_{config.tile_m}x{config.tile_n}"
+    return f"omnigemm_sm90_{'int8' if variant.int8 else 'fp8'}_{kind}_{way}_{config.tile_m}x{config.tile_n}"
 
 
 def _wgmma(columns: int, left: str, right: str) -> str:
     """wgmma for 64 rows by `columns` as a function of the accumulators: the instruction names every register."""
     count = columns // 2
+    integers = left == "int8"
+    sums, constraint, kinds, signs = (
+        ("int", "r", "s32.s8.s8", "") if integers else ("float", "f", f"f32.{left}.{right}", ", 1, 1")
+    )
     registers = ", ".join(f"%{i}" for i in range(count))
-    operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
-    instruction = f"wgmma.mma_async.sync.aligned.m64n{columns}k32.f32.{left}.{right}"
+    operands = ", ".join(f'"+{constraint}"(d[{i}])' for i in range(count))
+    instruction = f"wgmma.mma_async.sync.aligned.m64n{columns}k32.{kinds}"
     return f"""
-__device__ __forceinline__ void wgmma_fp8(
-    float (&d)[{count}], unsigned long long left, unsigned long long right, bool add
+__device__ __forceinline__ void wgmma(
+    {sums} (&d)[{count}], unsigned long long left, unsigned long long right, bool add
 ) {{
     asm volatile(
         "{{\\n"
         ".reg .pred add;\\n"
         "setp.ne.b32 add, %{count + 2}, 0;\\n"
-        "{instruction} {{{registers}}}, %{count}, %{count + 1}, add, 1, 1;\\n"
+        "{instruction} {{{registers}}}, %{count}, %{count + 1}, add{signs};\\n"
         "}}"
         : {operands}
         : "l"(left), "l"(right), "r"(static_cast<int>(add)));
@@ -215,6 +227,7 @@ def source(config: Config, variant: Variant) -> str:
     whole = variant.a_scale in ("tensor", "token")  # scales that hold for all of K
     constants = {
         "KERNEL": name(config, variant),
+        "INT8": int(variant.int8),
         "SWAP": int(config.swap),
         "OUT_BY_TMA": int(variant.stores_by_tma(config)),
         "SHAPE_N": variant.n,

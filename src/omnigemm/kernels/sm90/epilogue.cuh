@@ -31,6 +31,26 @@ __device__ __forceinline__ float finished(float sum, float row, float col, float
     return sum;
 }
 
+// Exact sums are to be right to one rounding of the result. In 16 bits the rounding of a float does not show, unless a
+// bias cancels the product; where it would, the product is carried in two floats, and in a double if scales are so
+// large or small that two floats do not hold it.
+__device__ __forceinline__ float finished(int sum, float row, float col, float bias) {
+    const float scale = row * col;
+    if constexpr (!HAS_BIAS && OUT_TYPE != FP32) return __int2float_rn(sum) * scale;
+    if (!(fabsf(scale) > 1e-25f && fabsf(scale) < 1e25f))
+        return static_cast<float>(static_cast<double>(sum) * row * col + static_cast<double>(bias));
+    const float high = __int2float_rn(sum & ~255), low = __int2float_rn(sum & 255);  // both exact
+    const float rest = fmaf(high, fmaf(row, col, -scale), low * scale);
+    if constexpr (!HAS_BIAS) return fmaf(high, scale, rest);
+    const float product = high * scale, total = product + bias, part = total - product;
+    const float lost = fmaf(high, scale, -product) + ((product - (total - part)) + (bias - part));
+    return total + (lost + rest);
+}
+
+// Sums travel between blocks as they are, whatever their type.
+__device__ __forceinline__ float bits(float sum) { return sum; }
+__device__ __forceinline__ float bits(int sum) { return __int_as_float(sum); }
+
 __device__ __forceinline__ void store_one(const Arguments& arguments, int m, int n, float value) {
     const long long at = m * arguments.out_stride + n;
     if constexpr (OUT_TYPE == FP32)
@@ -55,7 +75,8 @@ struct Columns {
     }
 
     // The finished sum of a column of the tile: `eight` is a multiple of 8, known when compiling.
-    __device__ __forceinline__ float finish(float sum, float row, int eight, int offset) const {
+    template <class Sum>
+    __device__ __forceinline__ float finish(Sum sum, float row, int eight, int offset) const {
         const int lane = eight % 32 + offset;
         const float s = FINISH_SCALES ? __shfl_sync(~0u, scale[eight / 32], lane) : 1.0f;
         const float b = HAS_BIAS ? __shfl_sync(~0u, bias[eight / 32], lane) : 0.0f;

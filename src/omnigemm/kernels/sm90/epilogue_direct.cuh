@@ -9,8 +9,8 @@ struct Epilogue {
     static __device__ __forceinline__ void init(u64*) {}
     static __device__ __forceinline__ void finish() {}
 
-    template <int waves, int regs>
-    static __device__ __forceinline__ void store(const float (&sums)[waves][regs], char*, char*, u64*, const TensorMap*,
+    template <class Sum, int waves, int regs>
+    static __device__ __forceinline__ void store(const Sum (&sums)[waves][regs], char*, char*, u64*, const TensorMap*,
                                                  const Arguments& arguments, int, const Tile& tile, int row_in_tile) {
         const int first_col = tile.col * TILE_COLS, offset = threadIdx.x % 4 * 2;
         const Columns columns(arguments, first_col);

@@ -5,6 +5,11 @@
 #pragma once
 #include "sm90/epilogue.cuh"
 
+template <class T>
+struct alignas(16) Four {
+    T of[4];
+};
+
 struct Epilogue {
     static_assert(WAVES == 1, "64 columns of D for each math group");
     static constexpr int MATH_THREADS = 128 * MATH_GROUPS, QUADS = TILE_ROWS / 4;
@@ -47,17 +52,18 @@ struct Epilogue {
     }
 
     // Four sums of a thread: two tokens, of a group's 8, by two columns of D.
-    static __device__ __forceinline__ void turn(float* turned, const float (&v)[4], int group, int row_in_tile) {
+    template <class Sum>
+    static __device__ __forceinline__ void turn(Sum* turned, const Sum (&v)[4], int group, int row_in_tile) {
         const int token = group * 8 + threadIdx.x % 4 * 2;
 #pragma unroll
         for (int j = 0; j < 4; ++j) turned[(token + j % 2) * PITCH + row_in_tile + j / 2 * 8] = v[j];
     }
 
-    template <int waves, int regs>
-    static __device__ __forceinline__ void store(const float (&sums)[waves][regs], char* parts, char* stages,
+    template <class Sum, int waves, int regs>
+    static __device__ __forceinline__ void store(const Sum (&sums)[waves][regs], char* parts, char* stages,
                                                  u64* arrived, const TensorMap*, const Arguments& arguments, int,
                                                  const Tile& tile, int row_in_tile) {
-        float* turned = reinterpret_cast<float*>(stages);
+        Sum* turned = reinterpret_cast<Sum*>(stages);
         const int mine = split_rank();
         // A thread finishes four columns of D, of one token in each group. Scales and bias are read now, for they take
         // as long to come as the others' sums.
@@ -80,8 +86,8 @@ struct Epilogue {
             for (int group = 0; group < GROUPS; ++group) {
                 const char* place = parts + (group / SPLIT * SPLIT + mine) * PART_BYTES + threadIdx.x * sizeof(float4);
                 const int owner = neighbours + group % SPLIT * SHARE;
-                const float* v = sums[0] + 4 * group;
-                st_async_v4(mapa(place, owner), v[0], v[1], v[2], v[3], mapa(arrived, owner));
+                const Sum* v = sums[0] + 4 * group;
+                st_async_v4(mapa(place, owner), bits(v[0]), bits(v[1]), bits(v[2]), bits(v[3]), mapa(arrived, owner));
             }
         }
         named_barrier_sync(1, MATH_THREADS);  // the last products are read
@@ -90,12 +96,13 @@ struct Epilogue {
 #pragma unroll
             for (int i = 0; i < OWNED; ++i) {
                 if (i * SPLIT + mine >= GROUPS) break;
-                float sum[4] = {};
+                Sum sum[4] = {};
 #pragma unroll
                 for (int part = 0; part < SPLIT; ++part) {
-                    const float4 v = *reinterpret_cast<const float4*>(parts + (i * SPLIT + part) * PART_BYTES +
-                                                                      threadIdx.x * sizeof(float4));
-                    sum[0] += v.x, sum[1] += v.y, sum[2] += v.z, sum[3] += v.w;
+                    const Four<Sum> v = *reinterpret_cast<const Four<Sum>*>(parts + (i * SPLIT + part) * PART_BYTES +
+                                                                            threadIdx.x * sizeof(float4));
+#pragma unroll
+                    for (int j = 0; j < 4; ++j) sum[j] += v.of[j];
                 }
                 turn(turned, sum, i, row_in_tile);
             }
@@ -112,10 +119,10 @@ struct Epilogue {
         for (int i = 0; i < OWNED; ++i) {
             const int token = (i * SPLIT + mine) * 8 + in_group, m = tile.col * TILE_COLS + token;
             if (token >= TILE_COLS || m >= arguments.shape_m || n >= SHAPE_N) continue;
-            const float4 sum = *reinterpret_cast<const float4*>(turned + (i * 8 + in_group) * PITCH + col);
-            float v[4] = {sum.x, sum.y, sum.z, sum.w};
+            const Four<Sum> sum = *reinterpret_cast<const Four<Sum>*>(turned + (i * 8 + in_group) * PITCH + col);
+            float v[4];
 #pragma unroll
-            for (int j = 0; j < 4; ++j) v[j] = finished(v[j], row_scales[i], col_scales[j], biases[j]);
+            for (int j = 0; j < 4; ++j) v[j] = finished(sum.of[j], row_scales[i], col_scales[j], biases[j]);
             store_four(arguments, m, n, v);
         }
     }

@@ -20,8 +20,8 @@ struct Epilogue {
         if (storing_thread()) bulk_wait_group_read<0>();
     }
 
-    template <int waves, int regs>
-    static __device__ __forceinline__ void store(const float (&sums)[waves][regs], char* out, char*, u64*,
+    template <class Sum, int waves, int regs>
+    static __device__ __forceinline__ void store(const Sum (&sums)[waves][regs], char* out, char*, u64*,
                                                  const TensorMap* map, const Arguments& arguments, int math_group,
                                                  const Tile& tile, int row_in_tile) {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
@@ -44,7 +44,7 @@ struct Epilogue {
                 u32 packed[4];
 #pragma unroll
                 for (int part = 0; part < 2; ++part) {  // 8 columns each
-                    const float* v = sums[wave] + 8 * j + 4 * part;
+                    const Sum* v = sums[wave] + 8 * j + 4 * part;
                     const int eight = 16 * j + 8 * part;
                     packed[2 * part] = pack_out(columns.finish(v[0], top, eight, offset),
                                                 columns.finish(v[1], top, eight, offset + 1));

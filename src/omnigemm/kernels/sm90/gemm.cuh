@@ -70,7 +70,11 @@ struct Arguments {
 };
 
 #include "sm90/epilogue.cuh"
+#if INT8
+#include "sm90/mainloop_int8.cuh"
+#else
 #include "sm90/mainloop_fp8.cuh"
+#endif
 
 using Ring = Pipeline<STAGES>;
 

@@ -1,4 +1,4 @@
-"""`fp8_gemm` on Hopper: a problem and a config to a compiled kernel and its launch."""
+"""`fp8_gemm` and `int8_gemm` on Hopper: a problem and a config to a compiled kernel and its launch."""
 
 from __future__ import annotations
 
@@ -171,8 +171,40 @@ class Launch:
             out.copy_(target)
 
 
+class Int8:
+    """`int8_gemm` by the launch of one product: it has zero points, which are None here, and batches."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+
+    def __call__(self, out: Tensor, *operands: Any) -> None:
+        self.bind(out, *operands)(out, *operands)
+
+    def bind(self, out: Tensor, *operands: Any) -> core_plan.Launch:
+        if out.dim() == 3:
+            return self._each
+        a, b, a_scale, b_scale, _, bias = operands
+        launch = self._launch.bind(out, a, b, a_scale, b_scale, bias)
+
+        def run(
+            out: Tensor, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, a_zero: None, bias: Tensor | None
+        ) -> None:
+            launch(out, a, b, a_scale, b_scale, bias)
+
+        return run
+
+    def _each(self, out: Tensor, *operands: Any) -> None:
+        """One launch for each product of a batch; what is not batched is the same for all."""
+        a, b, a_scale, b_scale, _, bias = operands
+        with torch._C._AutoDispatchBelowAutograd():
+            for i in range(out.size(0)):
+                left, right = (x[min(i, x.size(0) - 1)] if x.dim() == 3 else x for x in (a, b))
+                rows, columns = (x[i] if x.dim() > 1 and x.numel() > 1 else x for x in (a_scale, b_scale))
+                self._launch(out[i], left, right, rows, columns, bias)
+
+
 @dataclasses.dataclass(frozen=True)
-class Sm90Fp8:
+class Sm90Dense:
     """One config for one problem, as dispatch sees it."""
 
     problem: Problem
@@ -205,7 +237,8 @@ class Sm90Fp8:
         index = torch.cuda.current_device() if device.index is None else device.index
         launch = Launch(problem, self.choice.config, index, self.gpu.multiprocessors, self.choice.early)
         config = dataclasses.asdict(self.choice.config)
-        return Plan(problem, device, "cuda", self.name, launch, config, bind=launch.bind, uses_torch=False)
+        run: Launch | Int8 = Int8(launch) if problem.op == "int8_gemm" else launch
+        return Plan(problem, device, "cuda", self.name, run, config, bind=run.bind, uses_torch=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,7 +254,8 @@ class Fill:
         return 0.0
 
     def plan(self, problem: Problem, device: torch.device) -> Plan:
-        def launch(out: Tensor, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None) -> None:
+        def launch(out: Tensor, *operands: Any) -> None:
+            bias: Tensor | None = operands[-1]
             if bias is None:
                 out.zero_()
             else:
@@ -230,12 +264,12 @@ class Fill:
         return Plan(problem, device, "cuda", self.name, launch)
 
 
-def kernels(problem: Problem, gpu: Gpu) -> tuple[Sm90Fp8 | Fill, ...]:
+def kernels(problem: Problem, gpu: Gpu) -> tuple[Sm90Dense | Fill, ...]:
     """The choice and its runners-up."""
     if 0 in (problem.m, problem.n, problem.k):
         return (Fill(),)
     ranked = choice.choices(variant_of(problem), problem.m, gpu, current().constant_weights)
-    return tuple(Sm90Fp8(problem, one, gpu) for one in ranked)
+    return tuple(Sm90Dense(problem, one, gpu) for one in ranked)
 
 
 def specs(problem: Problem, gpu: Gpu) -> tuple[KernelSpec, ...]:

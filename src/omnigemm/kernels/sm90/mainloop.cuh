@@ -1,0 +1,27 @@
+// What every mainloop has: where its operands lie in a stage, and how a stage is given back.
+#pragma once
+#include "common/pipeline.cuh"
+
+struct Operands {
+    static constexpr int REGS = TILE_COLS / 2;  // of 64 rows by TILE_COLS columns, per thread
+    static constexpr int STAGE_STEP = STAGE_BYTES >> 4, WAVE_STEP = 64 * BLOCK_K >> 4;  // descriptors count 16 bytes
+    static constexpr int K_STEP = 32 >> 4;                                              // one wgmma's share of a row
+
+    u64 left, right;  // of the first stage
+
+    __device__ __forceinline__ Operands(const char* stages, int row_group)
+        : left(wgmma_descriptor(stages + row_group * WAVES * 64 * BLOCK_K)),
+          right(wgmma_descriptor(stages + LEFT_BYTES)) {}
+
+    // Each warp for itself, since it waited for its own share of the products only; to every block that filled the
+    // stage.
+    static __device__ __forceinline__ void release(u64* empty, int share_rank) {
+        __syncwarp();
+        if constexpr (SHARE > 1) {
+            const int lane = threadIdx.x % 32;
+            if (lane < SHARE) mbarrier_arrive_in(empty, cluster_ctarank() - share_rank + lane);
+        } else if (threadIdx.x % 32 == 0) {
+            mbarrier_arrive(empty);
+        }
+    }
+};
