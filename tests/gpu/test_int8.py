@@ -34,9 +34,13 @@ def scales(count: int) -> Tensor:
     return torch.rand(count, device="cuda") * 10.0 ** torch.randint(-4, 3, (count,), device="cuda")
 
 
-def exact(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None = None) -> Tensor:
+def exact(
+    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None = None, a_zero: Tensor | None = None
+) -> Tensor:
     """Sums of integers below 2^53 are exact in float64, in any order."""
     sums = a.double() @ b.double().mT
+    if a_zero is not None:
+        sums = sums - a_zero.reshape(-1, 1).double() * b.double().sum(-1)
     value = sums * b_scale.reshape(-1).double() * a_scale.reshape(-1, 1).double()
     return value if bias is None else value + bias.double()
 
@@ -147,3 +151,31 @@ def test_graph_and_repeats() -> None:
     torch.cuda.synchronize()
     close(out, exact(*given))
     assert all(torch.equal(omnigemm.int8_gemm(*given, backend="cuda"), out) for _ in range(20))
+
+
+@pytest.mark.parametrize("m", [1, 16, 60, 128, 300])
+@pytest.mark.parametrize("out_dtype", OUTS.values(), ids=OUTS)
+def test_zero_points(m: int, out_dtype: torch.dtype) -> None:
+    for n, k in ((331, 1040), (64, 129), (392, 7168)):
+        a, b, a_scale, b_scale = random(m, k), random(n, k), scales(m), scales(n)
+        bias = torch.randn(n, device="cuda")
+        for zero in (
+            torch.randint(-128, 128, (m,), dtype=torch.int32, device="cuda"),
+            torch.tensor(-(2**31), dtype=torch.int32, device="cuda"),
+            torch.randint(-128, 128, (m, 2), dtype=torch.int32, device="cuda")[:, 0],
+        ):
+            for offset in (None, bias):
+                words: dict[str, Any] = {"a_zero": zero, "bias": offset, "out_dtype": out_dtype, "backend": "cuda"}
+                result = omnigemm.int8_gemm(a, b, a_scale, b_scale, **words)
+                close(result, exact(a, b, a_scale, b_scale, offset, zero))
+
+
+def test_zero_points_of_rows_that_begin_anywhere() -> None:
+    """The sums of B's rows are read in 16 bytes where that is possible, from any address and pitch."""
+    room = random(40, 300)
+    for first in range(17):
+        b = room[:, first : first + 211]
+        a, a_scale, b_scale = random(9, 211), scales(9), scales(40)
+        zero = torch.full((), 7, dtype=torch.int32, device="cuda")
+        result = omnigemm.int8_gemm(a, b, a_scale, b_scale, a_zero=zero, backend="cuda")
+        close(result, exact(a, b, a_scale, b_scale, None, zero))

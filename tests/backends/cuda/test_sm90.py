@@ -175,6 +175,7 @@ VARIANT_CHANGES: dict[str, Any] = {
     "b_scale": "channel",
     "out_dtype": "fp16",
     "bias": True,
+    "zero_points": True,
     "out_by_tma": False,
 }
 
@@ -255,7 +256,19 @@ MEASURED = [
     (Config(**row["config"]), variant(BLOCK if kind == "block" else TOKEN, n=n, k=k))
     for (n, k, kind), row in (TABLE[i] for i in (0, 13, 22, 30))
 ]
-COMPILED = [*SWAPS, *BY_ROW, *MEASURED]
+_INT8: dict[str, Any] = {"a_dtype": "int8", "b_dtype": "int8"}
+INTEGERS = [
+    (Config(True, 1, 1, 8, 8, split=8, depth=4, blocks_per_sm=2), variant(TOKEN, **_INT8)),
+    (Config(True, 1, 1, 64, 6, split=2, depth=2, left_share=2, blocks_per_sm=2), variant(TENSOR, "fp32", **_INT8)),
+    (Config(True, 2, 1, 128, 4, split=2), variant(TOKEN, "fp16", bias=True, **_INT8, **ODD)),
+    (Config(True, 1, 1, 128, 8, depth=2), variant(TOKEN, zero_points=True, bias=True, k=1000, **_INT8)),
+    (Config(False, 1, 1, 96, 6), variant(MIXED[0], "fp32", bias=True, **_INT8)),
+    (Config(False, 2, 1, 256, 3, right_share=2), variant(TOKEN, bias=True, **_INT8)),
+    (Config(False, 2, 1, 192, 4), variant(TOKEN, zero_points=True, **_INT8)),
+    (Config(False, 2, 2, 128, 3, left_share=2, out_buffers=2), variant(TOKEN, **_INT8)),
+    (Config(False, 2, 2, 128, 3, left_share=2), variant(MIXED[1], "fp32", zero_points=True, k=129, **_INT8)),
+]
+COMPILED = [*SWAPS, *BY_ROW, *MEASURED, *INTEGERS]
 
 
 @pytest.fixture(scope="module")
@@ -276,7 +289,7 @@ def test_compiles_clean(results: list[Result], compiles_clean: Callable[[Result]
 def test_the_compiled_ones_cover_every_choice() -> None:
     """Whoever shortens the lists above sees what is no longer compiled."""
     for swap in (False, True):
-        some = [(config, what) for config, what in COMPILED if config.swap == swap]
+        some = [(config, what) for config, what in COMPILED if config.swap == swap and not what.int8]
         configs, whats = [config for config, _ in some], [what for _, what in some]
         assert {config.math_groups for config in configs} == {1, 2}
         assert {config.left_share for config in configs} == {1, 2, 4} == {config.right_share for config in configs}

@@ -40,8 +40,6 @@ class CudaBackend:
         """The same for a GPU that need not be here."""
         if problem.op not in ("fp8_gemm", "int8_gemm"):
             return Support(False, "this backend has kernels for fp8_gemm and int8_gemm so far")
-        if problem.zero_points:
-            return Support(False, "this backend has no kernel with zero points so far")
         if which.capability != (9, 0):
             major, minor = which.capability
             return Support(False, f"{which.name} is sm_{major}{minor}; the kernels here so far are for sm_90 (Hopper)")

@@ -24,7 +24,15 @@ from .launch import Launcher, Matrix, raw_stream
 
 _log = logging.getLogger("omnigemm")
 _ALIGN = 16  # bytes: where the copy engine wants rows to begin
-_VALUES = "PPPPqiii4x"  # struct Arguments of gemm.cuh
+_VALUES = "PPPPqiiiiPP"  # struct Arguments of gemm.cuh
+
+
+ROW_SUMS = KernelSpec(
+    "omnigemm_row_sums",
+    '#define KERNEL omnigemm_row_sums\n#include "common/row_sums.cuh"\n',
+    sm90.ARCH,
+    sm90.OPTIONS,
+)
 
 
 def variant_of(problem: Problem) -> sm90.Variant:
@@ -38,6 +46,7 @@ def variant_of(problem: Problem) -> sm90.Variant:
         problem.b_scale,
         problem.out_dtype,
         problem.bias,
+        problem.zero_points,
         out_by_tma=problem.out_dtype != "fp32" and problem.n % 8 == 0,
     )
 
@@ -93,37 +102,57 @@ class Launch:
             _log.warning("kernel %s spills %d bytes of registers", wanted.name, self._loaded.local_bytes)
         self._launchers: dict[Any, Launcher | None] = {}
 
-    def __call__(
-        self, out: Tensor, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None
-    ) -> None:
-        self.bind(out, a, b, a_scale, b_scale, bias)(out, a, b, a_scale, b_scale, bias)
+    def __call__(self, out: Tensor, *operands: Any) -> None:
+        self.bind(out, *operands)(out, *operands)
 
     def bind(
-        self, out: Tensor, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None
+        self,
+        out: Tensor,
+        a: Tensor,
+        b: Tensor,
+        a_scale: Tensor,
+        b_scale: Tensor,
+        bias: Tensor | None,
+        a_zero: Tensor | None = None,
+        b_sums: Tensor | None = None,
     ) -> core_plan.Launch:
-        """The launch for tensors with these strides, which it does not look at again."""
+        """The launch for tensors with these strides, which it does not look at again; b_sums if there is an a_zero."""
         strides = out.stride(), a.stride(), b.stride(), a_scale.stride(), b_scale.stride()
         if strides not in self._launchers:
             self._launchers[strides] = self._prepare(out, a, b, a_scale, b_scale)
         launcher = self._launchers[strides]
-        if launcher is None or (bias is not None and not bias.is_contiguous()):
+        if launcher is None or not all(one is None or one.is_contiguous() for one in (bias, a_zero)):
             return self._with_copies
         index, swap, out_stride, m = self._index, self._config.swap, out.stride(0), self._m
         early = int(self._early)
         kind = 0 if bias is None else sm90.TYPES[name_of(bias.dtype)]
         current_device = torch._C._cuda_getDevice
 
-        def run(out: Tensor, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None) -> None:
+        zero_step = int(a_zero is not None and a_zero.numel() > 1)
+
+        def run(
+            out: Tensor,
+            a: Tensor,
+            b: Tensor,
+            a_scale: Tensor,
+            b_scale: Tensor,
+            bias: Tensor | None,
+            a_zero: Tensor | None = None,
+            b_sums: Tensor | None = None,
+        ) -> None:
             to, left, right = out.data_ptr(), a.data_ptr(), b.data_ptr()
             scales = a_scale.data_ptr(), b_scale.data_ptr()
             if (to | left | right | scales[0] | scales[1]) % _ALIGN:
-                return self._with_copies(out, a, b, a_scale, b_scale, bias)
+                return self._with_copies(out, a, b, a_scale, b_scale, bias, a_zero, b_sums)
             if current_device() != index:
                 with torch.cuda.device(index):
-                    return run(out, a, b, a_scale, b_scale, bias)
+                    return run(out, a, b, a_scale, b_scale, bias, a_zero, b_sums)
             addresses = (right, left, to) if swap else (left, right, to)
             bias_at = 0 if bias is None else bias.data_ptr()
-            return launcher(raw_stream(index), addresses, *scales, bias_at, to, out_stride, m, kind, early)
+            zeros = (0, 0, 0)
+            if a_zero is not None and b_sums is not None:
+                zeros = zero_step, a_zero.data_ptr(), b_sums.data_ptr()
+            return launcher(raw_stream(index), addresses, *scales, bias_at, to, out_stride, m, kind, early, *zeros)
 
         return run
 
@@ -148,15 +177,13 @@ class Launch:
             values=_VALUES,
         )
 
-    def _with_copies(
-        self, out: Tensor, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None
-    ) -> None:
+    def _with_copies(self, out: Tensor, *operands: Any) -> None:
         """Copy what the kernel cannot read or write in its place."""
         with torch._C._AutoDispatchBelowAutograd(), torch.cuda.device(self._index):
-            self._copy_and_run(out, a, b, a_scale, b_scale, bias)
+            self._copy_and_run(out, *operands)
 
     def _copy_and_run(
-        self, out: Tensor, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None
+        self, out: Tensor, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, *others: Tensor | None
     ) -> None:
         target = out
         if pitch(out) is None or out.data_ptr() % _ALIGN:
@@ -166,16 +193,44 @@ class Launch:
             x if x.is_contiguous() and x.data_ptr() % _ALIGN == 0 else x.clone(memory_format=torch.contiguous_format)
             for x in (a_scale, b_scale)
         )
-        self(target, a, b, a_scale, b_scale, None if bias is None else bias.contiguous())
+        self(target, a, b, a_scale, b_scale, *(None if one is None else one.contiguous() for one in others))
         if target is not out:
             out.copy_(target)
 
 
-class Int8:
-    """`int8_gemm` by the launch of one product: it has zero points, which are None here, and batches."""
+class RowSums:
+    """The sums of an int8 matrix's rows, made anew in each call: there is nothing to go stale."""
 
-    def __init__(self, launch: Launch) -> None:
-        self._launch = launch
+    def __init__(self, index: int) -> None:
+        self._loaded = load(ROW_SUMS, index)
+        self._launchers: dict[int, Launcher] = {}
+
+    def __call__(self, matrix: Tensor) -> Tensor:
+        if matrix.size(1) > 1 and matrix.stride(1) != 1:
+            matrix = matrix.contiguous()
+        rows, columns = matrix.shape
+        sums = torch.empty(rows, dtype=torch.int32, device=matrix.device)
+        launcher = self._launchers.get(rows)
+        if launcher is None:
+            launcher = self._launchers[rows] = Launcher(
+                self._loaded.kernel,
+                grid=-(-rows // 8),
+                threads=256,
+                shared_bytes=0,
+                cluster=1,
+                matrices=(),
+                values="PPqii",
+            )
+        stream = raw_stream(matrix.device.index or 0)
+        launcher(stream, (), matrix.data_ptr(), sums.data_ptr(), matrix.stride(0), rows, columns)
+        return sums
+
+
+class Int8:
+    """`int8_gemm` by the launch of one product: it has zero points and batches besides."""
+
+    def __init__(self, launch: Launch, row_sums: RowSums | None) -> None:
+        self._launch, self._row_sums = launch, row_sums
 
     def __call__(self, out: Tensor, *operands: Any) -> None:
         self.bind(out, *operands)(out, *operands)
@@ -183,6 +238,8 @@ class Int8:
     def bind(self, out: Tensor, *operands: Any) -> core_plan.Launch:
         if out.dim() == 3:
             return self._each
+        if self._row_sums is not None:
+            return self._with_zeros
         a, b, a_scale, b_scale, _, bias = operands
         launch = self._launch.bind(out, a, b, a_scale, b_scale, bias)
 
@@ -193,14 +250,31 @@ class Int8:
 
         return run
 
+    def _with_zeros(
+        self,
+        out: Tensor,
+        a: Tensor,
+        b: Tensor,
+        a_scale: Tensor,
+        b_scale: Tensor,
+        a_zero: Tensor | None,
+        bias: Tensor | None,
+    ) -> None:
+        sums = None
+        if self._row_sums is not None:
+            with torch._C._AutoDispatchBelowAutograd(), torch.cuda.device(out.device):
+                sums = self._row_sums(b)
+        self._launch(out, a, b, a_scale, b_scale, bias, a_zero, sums)
+
     def _each(self, out: Tensor, *operands: Any) -> None:
         """One launch for each product of a batch; what is not batched is the same for all."""
-        a, b, a_scale, b_scale, _, bias = operands
+        a, b, a_scale, b_scale, a_zero, bias = operands
         with torch._C._AutoDispatchBelowAutograd():
             for i in range(out.size(0)):
                 left, right = (x[min(i, x.size(0) - 1)] if x.dim() == 3 else x for x in (a, b))
                 rows, columns = (x[i] if x.dim() > 1 and x.numel() > 1 else x for x in (a_scale, b_scale))
-                self._launch(out[i], left, right, rows, columns, bias)
+                zero = a_zero[i] if a_zero is not None and a_zero.dim() > 1 and a_zero.numel() > 1 else a_zero
+                self._with_zeros(out[i], left, right, rows, columns, zero, bias)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,7 +311,9 @@ class Sm90Dense:
         index = torch.cuda.current_device() if device.index is None else device.index
         launch = Launch(problem, self.choice.config, index, self.gpu.multiprocessors, self.choice.early)
         config = dataclasses.asdict(self.choice.config)
-        run: Launch | Int8 = Int8(launch) if problem.op == "int8_gemm" else launch
+        run: Launch | Int8 = launch
+        if problem.op == "int8_gemm":
+            run = Int8(launch, RowSums(index) if problem.zero_points else None)
         return Plan(problem, device, "cuda", self.name, run, config, bind=run.bind, uses_torch=False)
 
 
@@ -275,4 +351,7 @@ def kernels(problem: Problem, gpu: Gpu) -> tuple[Sm90Dense | Fill, ...]:
 def specs(problem: Problem, gpu: Gpu) -> tuple[KernelSpec, ...]:
     """What must be compiled to run the problem on such a GPU."""
     chosen = kernels(problem, gpu)[0]
-    return () if isinstance(chosen, Fill) else (spec(chosen.choice.config, variant_of(problem)),)
+    if isinstance(chosen, Fill):
+        return ()
+    sums = (ROW_SUMS,) if problem.zero_points else ()
+    return (spec(chosen.choice.config, variant_of(problem)), *sums)

@@ -138,6 +138,7 @@ class Variant:
     b_scale: str
     out_dtype: str
     bias: bool = False
+    zero_points: bool = False  # of int8 activations
     out_by_tma: bool = True  # 16-bit results with rows at multiples of 16 bytes
 
     @property
@@ -247,6 +248,7 @@ def source(config: Config, variant: Variant) -> str:
         "RIGHT_SCALE": variant.right_scale(config.swap),
         "OUT_TYPE": TYPES[variant.out_dtype],
         "HAS_BIAS": int(variant.bias),
+        "HAS_ZERO": int(variant.zero_points),
         "FINISH_SCALES": int(whole),
         "A_STEP": int(variant.a_scale == "token"),
         "B_STEP": int(variant.b_scale == "channel"),

@@ -10,8 +10,19 @@ __device__ __forceinline__ u32 pack_out(float low, float high) {
 
 // Scales of whole rows of A and B: FINISH_SCALES says whether there are any, A_STEP and B_STEP whether one for each (1)
 // or one for all (0).
-__device__ __forceinline__ float row_scale(const Arguments& arguments, int m) {
-    return FINISH_SCALES ? __ldg(arguments.a_scale + (long long)m * A_STEP) : 1.0f;
+struct Row {
+    float scale;
+    int zero;
+};
+
+__device__ __forceinline__ Row row_of(const Arguments& arguments, int m) {
+    return {FINISH_SCALES ? __ldg(arguments.a_scale + (long long)m * A_STEP) : 1.0f,
+            HAS_ZERO ? __ldg(arguments.a_zero + (long long)m * arguments.zero_step) : 0};
+}
+
+// The sum of a row of B, of which a zero point of A has added too many.
+__device__ __forceinline__ int col_total(const Arguments& arguments, int n) {
+    return HAS_ZERO ? __ldg(arguments.b_sums + n) : 0;
 }
 
 __device__ __forceinline__ float col_scale(const Arguments& arguments, int n) {
@@ -25,8 +36,8 @@ __device__ __forceinline__ float bias_at(const Arguments& arguments, int n) {
     return arguments.bias_type == FP16 ? widen_fp16(half) : __uint_as_float(u32(half) << 16);
 }
 
-__device__ __forceinline__ float finished(float sum, float row, float col, float bias) {
-    if constexpr (FINISH_SCALES) sum *= row * col;
+__device__ __forceinline__ float finished(float sum, const Row& row, float col, float bias, int) {
+    if constexpr (FINISH_SCALES) sum *= row.scale * col;
     if constexpr (HAS_BIAS) sum += bias;
     return sum;
 }
@@ -34,17 +45,20 @@ __device__ __forceinline__ float finished(float sum, float row, float col, float
 // Exact sums are to be right to one rounding of the result. In 16 bits the rounding of a float does not show, unless a
 // bias cancels the product; where it would, the product is carried in two floats, and in a double if scales are so
 // large or small that two floats do not hold it.
-__device__ __forceinline__ float finished(int sum, float row, float col, float bias) {
-    const float scale = row * col;
-    if constexpr (!HAS_BIAS && OUT_TYPE != FP32) return __int2float_rn(sum) * scale;
-    if (!(fabsf(scale) > 1e-25f && fabsf(scale) < 1e25f))
-        return static_cast<float>(static_cast<double>(sum) * row * col + static_cast<double>(bias));
+__device__ __forceinline__ float finished(int sum, const Row& row, float col, float bias, int total) {
+    const float scale = row.scale * col;
+    if constexpr (!HAS_BIAS && !HAS_ZERO && OUT_TYPE != FP32) return __int2float_rn(sum) * scale;
+    if (HAS_ZERO || !(fabsf(scale) > 1e-25f && fabsf(scale) < 1e25f)) {
+        const double whole = static_cast<double>(sum - static_cast<long long>(row.zero) * total);
+        return static_cast<float>(whole * row.scale * col + static_cast<double>(bias));
+    }
     const float high = __int2float_rn(sum & ~255), low = __int2float_rn(sum & 255);  // both exact
-    const float rest = fmaf(high, fmaf(row, col, -scale), low * scale);
+    const float rest = fmaf(high, fmaf(row.scale, col, -scale), low * scale);
     if constexpr (!HAS_BIAS) return fmaf(high, scale, rest);
-    const float product = high * scale, total = product + bias, part = total - product;
-    const float lost = fmaf(high, scale, -product) + ((product - (total - part)) + (bias - part));
-    return total + (lost + rest);
+    // Rounded one by one: a product that is joined with the addition would not be the one whose rest is taken below.
+    const float product = __fmul_rn(high, scale), whole = __fadd_rn(product, bias), part = whole - product;
+    const float lost = fmaf(high, scale, -product) + ((product - (whole - part)) + (bias - part));
+    return whole + (lost + rest);
 }
 
 // Sums travel between blocks as they are, whatever their type.
@@ -64,6 +78,7 @@ __device__ __forceinline__ void store_one(const Arguments& arguments, int m, int
 struct Columns {
     static constexpr int PARTS = (TILE_COLS + 31) / 32;
     float scale[PARTS], bias[PARTS];
+    int total[PARTS];
 
     __device__ __forceinline__ Columns(const Arguments& arguments, int first_col) {
 #pragma unroll
@@ -71,16 +86,18 @@ struct Columns {
             const int n = min(first_col + 32 * i + static_cast<int>(threadIdx.x % 32), SHAPE_N - 1);
             scale[i] = col_scale(arguments, n);
             bias[i] = bias_at(arguments, n);
+            total[i] = col_total(arguments, n);
         }
     }
 
     // The finished sum of a column of the tile: `eight` is a multiple of 8, known when compiling.
     template <class Sum>
-    __device__ __forceinline__ float finish(Sum sum, float row, int eight, int offset) const {
+    __device__ __forceinline__ float finish(Sum sum, const Row& row, int eight, int offset) const {
         const int lane = eight % 32 + offset;
         const float s = FINISH_SCALES ? __shfl_sync(~0u, scale[eight / 32], lane) : 1.0f;
         const float b = HAS_BIAS ? __shfl_sync(~0u, bias[eight / 32], lane) : 0.0f;
-        return finished(sum, row, s, b);
+        const int t = HAS_ZERO ? __shfl_sync(~0u, total[eight / 32], lane) : 0;
+        return finished(sum, row, s, b, t);
     }
 };
 

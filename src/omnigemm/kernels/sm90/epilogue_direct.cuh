@@ -19,7 +19,7 @@ struct Epilogue {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int m = tile.row * TILE_ROWS + row_in_tile + wave * 64 + half * 8;
-                const float row = row_scale(arguments, min(m, arguments.shape_m - 1));
+                const Row row = row_of(arguments, min(m, arguments.shape_m - 1));
 #pragma unroll
                 for (int j = 0; j < regs / 4; ++j)
 #pragma unroll

@@ -68,16 +68,19 @@ struct Epilogue {
         // A thread finishes four columns of D, of one token in each group. Scales and bias are read now, for they take
         // as long to come as the others' sums.
         const int in_group = threadIdx.x / QUADS, col = threadIdx.x % QUADS * 4, n = tile.row * TILE_ROWS + col;
-        float col_scales[4], biases[4], row_scales[OWNED];
+        float col_scales[4], biases[4];
+        int totals[4];
+        Row rows[OWNED];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             col_scales[j] = col_scale(arguments, min(n + j, SHAPE_N - 1));
             biases[j] = bias_at(arguments, min(n + j, SHAPE_N - 1));
+            totals[j] = col_total(arguments, min(n + j, SHAPE_N - 1));
         }
 #pragma unroll
         for (int i = 0; i < OWNED; ++i) {
             const int m = tile.col * TILE_COLS + (i * SPLIT + mine) * 8 + in_group;
-            row_scales[i] = row_scale(arguments, min(m, arguments.shape_m - 1));
+            rows[i] = row_of(arguments, min(m, arguments.shape_m - 1));
         }
         if constexpr (SPLIT > 1) {
             const int neighbours = cluster_ctarank() - mine * SHARE;
@@ -122,7 +125,7 @@ struct Epilogue {
             const Four<Sum> sum = *reinterpret_cast<const Four<Sum>*>(turned + (i * 8 + in_group) * PITCH + col);
             float v[4];
 #pragma unroll
-            for (int j = 0; j < 4; ++j) v[j] = finished(sum.of[j], row_scales[i], col_scales[j], biases[j]);
+            for (int j = 0; j < 4; ++j) v[j] = finished(sum.of[j], rows[i], col_scales[j], biases[j], totals[j]);
             store_four(arguments, m, n, v);
         }
     }

@@ -37,8 +37,8 @@ struct Epilogue {
                 named_barrier_sync(1 + math_group, 128);
             }
             const int m = tile.row * TILE_ROWS + row_in_tile + wave * 64;
-            const float top = row_scale(arguments, min(m, arguments.shape_m - 1));
-            const float bottom = row_scale(arguments, min(m + 8, arguments.shape_m - 1));
+            const Row top = row_of(arguments, min(m, arguments.shape_m - 1));
+            const Row bottom = row_of(arguments, min(m + 8, arguments.shape_m - 1));
 #pragma unroll
             for (int j = 0; j < TILE_COLS / 16; ++j) {
                 u32 packed[4];

@@ -43,8 +43,8 @@ constexpr int SCALES_AT_ONCE = 4;                   // blocks of K, that is, of 
 static_assert(SCALES_AT_ONCE % DEPTH == 0, "parts of K are whole groups of DEPTH");
 constexpr bool ONE_READ = K_BLOCKS % SCALES_AT_ONCE == 0;  // each row of scales begins at 16 bytes
 constexpr int SCALE_WARPS = STAGE_SCALES == 0 ? 0 : LOADER_WARPS - 1;
-constexpr int LOADER_REGISTERS = ONE_READ ? 56 : 72;
-constexpr int MATH_REGISTERS = ONE_READ ? 224 : 216;
+constexpr int LOADER_REGISTERS = SCALE_WARPS == 0 ? 40 : ONE_READ ? 56 : 72;
+constexpr int MATH_REGISTERS = SCALE_WARPS == 0 ? 232 : ONE_READ ? 224 : 216;
 
 // Where a row's or column's scale lies in its stage: such that a math thread reads all of its rows' at once, and the
 // columns' in fours. Every read takes its time on the way to shared memory, which is also that of the operands.
@@ -65,8 +65,11 @@ struct Arguments {
     void* out;
     long long out_stride;  // in elements
     int shape_m;
-    int bias_type;  // of epilogue.cuh
-    int early;      // nothing that is queued before this kernel writes B: it may be read at once
+    int bias_type;      // of epilogue.cuh
+    int early;          // nothing that is queued before this kernel writes B: it may be read at once
+    int zero_step;      // 1: a zero point for each row of A, 0: one for all
+    const int* a_zero;  // with HAS_ZERO
+    const int* b_sums;  // of its rows
 };
 
 #include "sm90/epilogue.cuh"
