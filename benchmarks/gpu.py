@@ -32,6 +32,13 @@ ROWS = (1, 16, 64, 128, 4096)
 FEW = 128
 SHAPES = (*((m, n, k) for n, k in WEIGHTS for m in ROWS), (8192, 8192, 8192))
 GRANULARITIES = {"fp8_block": "128x128", "fp8_token": "token", "fp8_tensor": "tensor"}
+# Of dense models of 8 and 70 billion parameters.
+INT8_WEIGHTS = ((6144, 4096), (28672, 4096), (4096, 14336), (10240, 8192), (57344, 8192))
+INT8_SHAPES = (
+    *((m, n, k) for n, k in INT8_WEIGHTS for m in (1, 16, 32, 64, 128, 1024, 4096)),
+    (8192, 8192, 8192),
+    (8192, 8192, 28672),
+)
 
 
 def floor_us(m: int, n: int, k: int) -> float:
@@ -153,6 +160,39 @@ def measure(m: int, n: int, k: int, ops: Sequence[str]) -> Iterator[dict[str, An
         }
 
 
+def measure_int8(m: int, n: int, k: int) -> dict[str, Any]:
+    """cuBLASLt's product has neither scales nor a 16-bit result, and does not take 16 rows or fewer."""
+    import torch
+
+    import omnigemm
+    from omnigemm.bench import graph
+
+    a = torch.randint(-128, 128, (m, k), dtype=torch.int8, device="cuda")
+    weights = [
+        torch.randint(-128, 128, (n, k), dtype=torch.int8, device="cuda") for _ in range(graph.copies_needed(n * k))
+    ]
+    a_scale, b_scale = torch.rand(m, device="cuda"), torch.rand(n, device="cuda")
+    out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+
+    def ours(weight: Any) -> None:
+        omnigemm.int8_gemm(a, weight, a_scale, b_scale, out=out)
+
+    with omnigemm.settings(constant_weights=True):
+        times = {"us": round(graph.microseconds(ours, weights), 2)}
+        plan = omnigemm.plan("int8_gemm", m=m, n=n, k=k, device="cuda")
+    if m <= FEW:
+        times["us_any_weights"] = round(graph.microseconds(ours, weights), 2)
+    raw = timed(lambda weight: torch._int_mm(a, weight.t()), weights)
+    return {
+        "op": "int8",
+        "shape": f"{m}x{n}x{k}",
+        **times,
+        "floor_us": round(floor_us(m, n, k), 2),
+        "peers": {} if raw is None else {"torch._int_mm (cuBLASLt), raw s32 out, no scales": raw},
+        "config": {"kernel": plan.kernel, **plan.config},
+    }
+
+
 def compile_all(ops: Sequence[str]) -> float:
     """Compile what will be measured, side by side; the longest time that one took, in seconds."""
     import omnigemm
@@ -164,6 +204,9 @@ def compile_all(ops: Sequence[str]) -> float:
     for (m, n, k), op, constant in itertools.product(SHAPES, ops, (False, True)):
         with omnigemm.settings(constant_weights=constant):
             specs.update(backend.specs(describe("fp8_gemm", m=m, n=n, k=k, granularity=GRANULARITIES[op]), gpu.of(0)))
+    for (m, n, k), constant in itertools.product(INT8_SHAPES, (False, True)):
+        with omnigemm.settings(constant_weights=constant):
+            specs.update(backend.specs(describe("int8_gemm", m=m, n=n, k=k), gpu.of(0)))
     return round(max(one.seconds for one in jit.warm(specs)), 2)
 
 
@@ -212,9 +255,12 @@ def main(
             print(row["op"], row["shape"], row["us"], row["floor_us"], row["peers"], flush=True)
     rows.sort(key=lambda row: ops.index(row["op"]))
     if op is None:
+        for shape in track(INT8_SHAPES, "measuring int8"):
+            rows.append(measure_int8(*shape))
+            print("int8", rows[-1]["shape"], rows[-1]["us"], rows[-1]["floor_us"], rows[-1]["peers"], flush=True)
         host |= {f"blas: {name}": us for name, us in blas.host_us().items()}
         rows += blas.measure(None)
-        print("\n".join(blas.summary(rows[len(SHAPES) * len(ops) :])), flush=True)
+        print("\n".join(blas.summary([row for row in rows if "ratio" in row])), flush=True)
     if tests is None:
         return
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]

@@ -22,14 +22,17 @@ import typer
 
 # N x K of the layers of a 7168-wide mixture-of-experts model.
 WEIGHTS = ("576x7168", "2112x7168", "4096x7168", "7168x2048", "7168x16384", "24576x1536", "32768x512")
+# Of dense models of 8 and 70 billion parameters, for int8.
+INT8_WEIGHTS = ("6144x4096", "28672x4096", "4096x14336", "10240x8192", "57344x8192")
 # Rows that are measured, with the first and the last number of rows that the result is used for.
 SPANS = {1: (1, 8), 16: (9, 16), 32: (17, 32), 64: (33, 64), 128: (65, 128), 512: (257, 1024), 4096: (2049, 1 << 30)}
 FEW = 128  # rows up to which it is worth to know which config is best when weights are stated to be constant
-KINDS = {"block": ("1x128", "128x128"), "whole": ("token", "channel")}
+KINDS = {"block": ("1x128", "128x128"), "whole": ("token", "channel"), "int8": ("token", "channel")}
 MANY = 2048  # rows from which on the chip is at its power limit, so that who runs first has an advantage
 ABOUT = (
-    "fp8: for a weight of N x K, the config that ran fastest. scales: block is 1x128 with 128x128, and is used for "
-    "1x128 with 1x128 too; whole is one for each token and channel, and is used for single ones too. constant_weights: "
+    "For a weight of N x K, the config that ran fastest. scales: block is fp8 with 1x128 and 128x128, and is used for "
+    "1x128 with 1x128 too; whole is fp8 with one for each token and channel, and is used for single ones too; int8 is "
+    "int8 with any. constant_weights: "
     "as the setting of that name; if it is missing, both. early: whether the first weights are loaded before the "
     "kernel before is done. Measured at m rows with bf16 results, used from m_from to m_to rows; us is microseconds."
 )
@@ -47,13 +50,19 @@ class Bench:
 
         self.kind = kind
         a_scale, b_scale = KINDS[kind]
-        self.problem = Problem("fp8_gemm", m, n, k, "e4m3", "e4m3", "bf16", a_scale=a_scale, b_scale=b_scale)
+        op, dtype = ("int8_gemm", "int8") if kind == "int8" else ("fp8_gemm", "e4m3")
+        self.problem = Problem(op, m, n, k, dtype, dtype, "bf16", a_scale=a_scale, b_scale=b_scale)
         self.variant, self.gpu = dense.variant_of(self.problem), gpu.of(0)
         blocks = -(-k // 128)
         sizes = ((m, blocks), (-(-n // 128), blocks)) if kind == "block" else ((m,), (n,))
-        e4m3 = torch.float8_e4m3fn
-        self.a = torch.randn(m, k, device="cuda").to(e4m3)
-        self.weights = [torch.randn(n, k, device="cuda").to(e4m3) for _ in range(graph.copies_needed(n * k))]
+
+        def random(*shape: int) -> Any:
+            if kind == "int8":
+                return torch.randint(-128, 128, shape, dtype=torch.int8, device="cuda")
+            return torch.randn(shape, device="cuda").to(torch.float8_e4m3fn)
+
+        self.a = random(m, k)
+        self.weights = [random(n, k) for _ in range(graph.copies_needed(n * k))]
         self.scales = [torch.rand(size, device="cuda") + 0.5 for size in sizes]
         self.out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
 
@@ -115,6 +124,7 @@ def main(
     out: Annotated[Path, typer.Option(help="Folder of the table.")],
     weight: Annotated[list[str] | None, typer.Option(help="N x K; repeat for several.")] = None,
     rows: Annotated[list[int] | None, typer.Option(help=f"M, of {', '.join(map(str, SPANS))}.")] = None,
+    kind: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(KINDS)}; repeat for several.")] = None,
     candidates: Annotated[int, typer.Option(help="Configs that are tried: the model's best.")] = 32,
     within: Annotated[float, typer.Option(help="Only what came this close to the best is measured further.")] = 1.2,
 ) -> None:
@@ -128,20 +138,25 @@ def main(
     if not torch.cuda.is_available():
         sys.exit("benchmarks/tune.py: there is no NVIDIA GPU on this machine")
     torch.backends.cuda.matmul.allow_tf32 = False
-    sizes = [tuple(map(int, one.split("x"))) for one in weight or WEIGHTS]
-    sets = [(m, n, k) for n, k in sizes for m in rows or SPANS]
-    if weight is None and rows is None:
-        sets.append((8192, 8192, 8192))
+    wanted = kind or list(KINDS)
+    sets: list[tuple[list[str], int, int, int]] = []
+    for kinds, usual in ((["block", "whole"], WEIGHTS), (["int8"], INT8_WEIGHTS)):
+        kinds = [one for one in kinds if one in wanted]
+        for one in weight or usual if kinds else ():
+            n, k = map(int, one.split("x"))
+            sets += [(kinds, m, n, k) for m in rows or SPANS]
+        if kinds and weight is None and rows is None:
+            sets.append((kinds, 8192, 8192, 8192))
     device = gpu.of(0)
     found: list[dict[str, Any]] = []
     times: list[dict[str, Any]] = []
     off: list[float] = []
     start = time.perf_counter()
     with Progress() as progress:
-        for m, n, k in progress.track(sets, description="measuring"):
+        for kinds, m, n, k in progress.track(sets, description="measuring"):
             near: set[Any] = set()
-            for kind in KINDS:
-                bench = Bench(kind, m, n, k)
+            for one_kind in kinds:
+                bench = Bench(one_kind, m, n, k)
                 ranked = [one.config for one in choice.modelled(bench.variant, m, device)[:candidates]]
                 # The second kind's mainloop does less: what is far behind in the first is not best in it.
                 tried = [one for one in ranked if not near or one in near or one == ranked[0]]
@@ -153,10 +168,10 @@ def main(
                 off.append(plain[ranked[0]] / min(plain.values()))
                 near = near or {one for one in plain if plain[one] < within * min(plain.values())}
                 times += [
-                    {"m": m, "n": n, "k": k, "scales": kind, "early": early, "us": us, "config": compact(config)}
+                    {"m": m, "n": n, "k": k, "scales": one_kind, "early": early, "us": us, "config": compact(config)}
                     for (config, early), us in took.items()
                 ]
-                found += entries(m, n, k, kind, took)
+                found += entries(m, n, k, one_kind, took)
             last = ", ".join(f"{row['scales']} {row['us']}" for row in found if (row["m"], row["n"]) == (m, n))
             print(f"{m}x{n}x{k}: {last}; {time.perf_counter() - start:.0f} s", flush=True)
     out.mkdir(parents=True, exist_ok=True)
