@@ -1,8 +1,6 @@
 // Thin wrappers, each named after the instruction that it is.
 #pragma once
-
-using u32 = unsigned int;
-using u64 = unsigned long long;
+#include "common/both.cuh"
 
 // What cuTensorMapEncodeTiled fills in; NVRTC knows no cuda.h.
 struct alignas(64) TensorMap {
