@@ -192,6 +192,12 @@ __device__ __forceinline__ float widen_fp16(unsigned short half) {
     return wide;
 }
 
+__device__ __forceinline__ unsigned short narrow_fp16(float value) {
+    unsigned short half;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(value));
+    return half;
+}
+
 // A shared-memory matrix as wgmma reads it: K-major rows of 128 bytes, 128-byte swizzle, 8 rows every 1024 bytes. The
 // address is in units of 16 bytes, so that descriptors of matrices further on are made by addition.
 __device__ __forceinline__ u64 wgmma_descriptor(const void* tile) {

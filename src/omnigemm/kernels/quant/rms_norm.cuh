@@ -32,14 +32,14 @@ struct Source {
 
     __device__ __forceinline__ Vector first_read(int j) const {
         const int first = share.first(j);
-        Vector v = load_vector(x, first, share.k);
-        if (residual != nullptr) {
-            const Vector other = load_vector(residual, first, share.k);
+        const Vector v = load_vector(x, first, share.k);
+        if (residual == nullptr) return v;
+        const Vector other = load_vector(residual, first, share.k);
+        Vector sum;
 #pragma unroll
-            for (int i = 0; i < VALUES; ++i) v.set(i, v.value(i) + other.value(i));
-            store_vector(residual, first, share.k, v);
-        }
-        return v;
+        for (int i = 0; i < VALUES; ++i) sum.set(i, v.value(i) + other.value(i));
+        store_vector(residual, first, share.k, sum);
+        return sum;
     }
 
     __device__ __forceinline__ Piece piece(int j) const {

@@ -15,12 +15,6 @@ __device__ __forceinline__ u32 narrow_bf16(float value) {
     return (bits & 0x7fffffff) > INFINITE ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 
-__device__ __forceinline__ u32 narrow_fp16(float value) {
-    unsigned short half;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(value));
-    return half;
-}
-
 struct Vector {
     u32 word[4];
 
@@ -30,6 +24,7 @@ struct Vector {
         if constexpr (IN_TYPE == FP16) return widen_fp16(static_cast<unsigned short>(pair >> i % 2 * 16));
         return float_of(i % 2 ? pair & 0xffff0000 : pair << 16);
     }
+    // In order: the first of two that share a word clears it.
     __device__ __forceinline__ void set(int i, float value) {
         if constexpr (IN_TYPE == FP32) {
             word[i] = bits_of(value);
