@@ -56,25 +56,43 @@ def quantize(
     residual: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Codes of x's shape (with swiglu, half as wide), the scales and, for int8_zero, the zero points."""
+    k = x.size(-1) // (2 if source == "swiglu" else 1)
+    shape = _scale_shape(x.shape[:-1], k, granularity)
+    codes = x.new_empty((*x.shape[:-1], k), dtype=torch.int8 if codec == "int8_zero" else BY_NAME[codec])
+    scale = x.new_empty(shape, dtype=torch.float32)
+    zero = x.new_empty(shape, dtype=torch.int32) if codec == "int8_zero" else None
+    write(codes, scale, zero, x, codec, granularity, source=source, weight=weight, eps=eps, residual=residual)
+    return codes, scale, zero
+
+
+def write(
+    codes: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    x: Tensor,
+    codec: str,
+    granularity: str,
+    *,
+    source: str = "plain",
+    weight: Tensor | None = None,
+    eps: float = 0.0,
+    residual: Tensor | None = None,
+) -> None:
+    """The same into tensors that are there, contiguous and at multiples of 16 bytes."""
     index = x.device.index
     if torch._C._cuda_getDevice() != index:
         with torch.cuda.device(index):
-            return quantize(x, codec, granularity, source=source, weight=weight, eps=eps, residual=residual)
-    x = x.detach()
-    lead = x.shape[:-1]
-    k = x.size(-1) // (2 if source == "swiglu" else 1)
-    matrix = _matrix(x)
-    codes = x.new_empty((*lead, k), dtype=torch.int8 if codec == "int8_zero" else BY_NAME[codec])
-    shape = _scale_shape(lead, k, granularity)
-    scale = x.new_empty(shape, dtype=torch.float32)
-    zero = x.new_empty(shape, dtype=torch.int32) if codec == "int8_zero" else None
+            return write(
+                codes, scale, zero, x, codec, granularity, source=source, weight=weight, eps=eps, residual=residual
+            )
+    matrix = _matrix(x.detach())
     if granularity == "tensor":
         _tensor(matrix, codec, codes, scale, zero)
     elif granularity == "128x128":
         _tiles(matrix, x.size(-2), codec, codes, scale)
     else:
-        _rows(matrix, k, codec, granularity, source, codes, scale, zero, weight, eps, residual)
-    return codes, scale, zero
+        _rows(matrix, codes.size(-1), codec, granularity, source, codes, scale, zero, weight, eps, residual)
+    return None
 
 
 def _matrix(x: Tensor) -> Tensor:

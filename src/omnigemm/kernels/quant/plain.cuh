@@ -4,6 +4,7 @@
 using Piece = Vector;
 
 struct Source {
+    static constexpr bool KEEPS_ROW = false;
     const char* x;
     const Share& share;
 

@@ -3,6 +3,7 @@
 #include "quant/computed.cuh"
 
 struct Source {
+    static constexpr bool KEEPS_ROW = EACH > 0;
     const char *x, *weight;
     char* residual;
     const Share& share;

@@ -1,6 +1,6 @@
 // Rows to codes: a scale for each row, or for each 128 values of one (BLOCKS). What is quantised are a row's values, or
-// what a decoder computes from them right before a product: SOURCE is the header that says which. A row is read once and waits in registers for its
-// scale, EACH vectors in a thread; longer rows (EACH is 0) are read again, from L2.
+// what a decoder computes from them right before a product: SOURCE is the header that says which. A row is read once
+// and waits in registers for its scale, EACH vectors in a thread; longer rows (EACH is 0) are read again, from L2.
 //
 // A block has one row, or with WARP_ROWS each of its warps has one.
 //
@@ -59,17 +59,19 @@ __device__ __forceinline__ void put_scale(const Arguments& arguments, long long 
     if constexpr (CODEC == INT8_ZERO) arguments.zero[at] = scale.zero;
 }
 
-extern "C" __global__ void __launch_bounds__(MOST_THREADS) KERNEL(const __grid_constant__ Arguments arguments) {
+extern "C" __global__ void __launch_bounds__(MOST_THREADS, 1) KERNEL(const __grid_constant__ Arguments arguments) {
     __shared__ Spans spans;
     join_queue();
     const Share share(arguments);
     if (share.row >= arguments.rows) return;  // all of a warp, and no block that works together
     char* codes = arguments.codes + share.row * arguments.k;
     Source source(arguments, share);
+    // Blocks of 128 need each piece only once: what the source keeps of it by itself is enough.
+    constexpr bool HOLD = EACH > 0 && !(BLOCKS && Source::KEEPS_ROW);
     Piece held[HELD];
-    if constexpr (EACH > 0) share.each([&](int j) { held[j] = source.piece(j); });
+    if constexpr (HOLD) share.each([&](int j) { held[j] = source.piece(j); });
     const auto piece = [&](int j) {
-        if constexpr (EACH > 0)
+        if constexpr (HOLD)
             return held[j];
         else
             return source.piece(j);

@@ -3,6 +3,7 @@
 #include "quant/computed.cuh"
 
 struct Source {
+    static constexpr bool KEEPS_ROW = false;
     const char *gate, *up;
     const Share& share;
 

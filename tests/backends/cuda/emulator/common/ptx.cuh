@@ -96,7 +96,8 @@ inline float widen_fp16(unsigned short half) {
     const int exponent = half >> 10 & 31, mantissa = half & 1023;
     const float sign = half & 0x8000 ? -1.0f : 1.0f;
     if (exponent == 31) return mantissa ? __builtin_nanf("") : sign * __builtin_inff();
-    return sign * (exponent ? __builtin_ldexpf(1024.0f + mantissa, exponent - 25) : __builtin_ldexpf(float(mantissa), -24));
+    return sign *
+           (exponent ? __builtin_ldexpf(1024.0f + mantissa, exponent - 25) : __builtin_ldexpf(float(mantissa), -24));
 }
 inline unsigned short narrow_fp16(float value) {
     const unsigned short sign = __builtin_signbit(value) ? 0x8000 : 0;
