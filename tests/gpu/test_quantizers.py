@@ -1,4 +1,4 @@
-"""Quantisers on a GPU: bit for bit the CPU's results, whatever the values, shapes and strides; graphs, streams, errors."""
+"""Quantisers on a GPU: bit for bit what the CPU computes, whatever the values and strides; graphs, streams, errors."""
 
 from __future__ import annotations
 
