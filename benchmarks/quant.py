@@ -32,8 +32,8 @@ LARGE, SMALL = (8192, 8192), (64, 7168)
 METHOD = (
     f"microseconds per call in a CUDA graph that replays calls back to back for at least {REPLAY_SECONDS * 1e3:.0f} "
     f"ms; large inputs differ from call to call (together at least {graph.COLD_BYTES // 10**6} MB, at least 2) and "
-    f"come from memory, small ones stay warm, as after the kernel that wrote them; median of {REPLAYS} replays; floor: the "
-    f"bytes that must be moved at {COPY_GBPS:.0f} GB/s"
+    f"come from memory, small ones stay warm, as after the kernel that wrote them; median of {REPLAYS} replays; "
+    f"floor: the bytes that must be moved at {COPY_GBPS:.0f} GB/s"
 )
 
 Row = dict[str, Any]
