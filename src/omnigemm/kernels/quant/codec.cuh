@@ -56,10 +56,13 @@ OMNIGEMM_BOTH Scale scale_of(const Span& span) {
     }
 }
 
-// Correctly rounded quotients by one divisor: a product with the reciprocal, and two corrections by exact remainders.
-// The first leaves less than a unit in the last place, from where the second gives the nearest number. A remainder is
-// exact if it does not underflow, so small divisors are lifted, values with them. Quotients below 2^-40 may still be
-// off; as codes they are zero either way.
+// Correctly rounded quotients by one divisor: a product with the reciprocal, corrected by exact remainders. The first
+// correction leaves less than a unit in the last place, from where a second gives the nearest number. For values of 16
+// bits (`narrow`) the first does already: all pairs of mantissas were tried.
+//
+// A remainder is exact if it does not underflow, so small divisors are lifted, values with them. Quotients below 2^-40
+// may still be off; as codes they are zero either way.
+template <bool narrow>
 struct Divisor {
     float lift, scale, reciprocal;
 
@@ -72,14 +75,14 @@ struct Divisor {
         value *= lift;
         float q = value * reciprocal;
         q = fma_of(fma_of(-q, scale, value), reciprocal, q);
-        return fma_of(fma_of(-q, scale, value), reciprocal, q);
+        return narrow ? q : fma_of(fma_of(-q, scale, value), reciprocal, q);
     }
 };
 
 // Values to codes with one scale, four at a time.
-template <Codec codec>
+template <Codec codec, bool narrow>
 struct Encoder {
-    Divisor by;
+    Divisor<narrow> by;
     int zero;
     bool none;
 
@@ -87,7 +90,7 @@ struct Encoder {
 
     // The remainders of -0 make it +0; fp8 keeps its sign.
     OMNIGEMM_BOTH float signed_quotient(float value) const {
-        return float_of((bits_of(by.quotient(value)) & 0x7fffffff) | (bits_of(value) & 0x80000000));
+        return float_of(bits_of(by.quotient(value)) | (bits_of(value) & 0x80000000));
     }
     // In the lowest byte. Quotients of INT8 stay within 127 and a rounding, so nothing is clamped.
     OMNIGEMM_BOTH u32 int8(float value) const {

@@ -2,6 +2,7 @@
 #pragma once
 
 struct Piece {
+    static constexpr bool NARROW = false;
     float values[VALUES];
 
     __device__ __forceinline__ float value(int i) const { return values[i]; }

@@ -87,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, 1) KERNEL(const __gri
             values.template measure<CODEC>(span);
             const Scale scale = scale_of<CODEC>(over_lanes<CODEC, LANES>(span));
             if (first % 128 == 0 && first < share.k) put_scale(arguments, share.row * blocks + first / 128, scale);
-            store_codes(codes, first, share.k, values, Encoder<CODEC>(scale));
+            store_codes(codes, first, share.k, values, Encoder<CODEC, Piece::NARROW>(scale));
         });
     } else {
         Span span;
@@ -95,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, 1) KERNEL(const __gri
         span = WARP_ROWS ? over_lanes<CODEC, 32>(span) : over_block<CODEC>(span, spans);
         const Scale scale = scale_of<CODEC>(span);
         if (share.lane == 0) put_scale(arguments, share.row, scale);
-        const Encoder<CODEC> encoder(scale);
+        const Encoder<CODEC, Piece::NARROW> encoder(scale);
         share.each([&](int j) { store_codes(codes, share.first(j), share.k, piece(j), encoder); });
     }
 }

@@ -73,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_consta
         *arguments.scale = scale.value;
         if constexpr (CODEC == INT8_ZERO) *arguments.zero = scale.zero;
     }
-    const Encoder<CODEC> encoder(scale);
+    const Encoder<CODEC, Vector::NARROW> encoder(scale);
     // From the end: what was measured last is still in L2.
     for (long long unit = units.count - 1 - blockIdx.x; unit >= 0; unit -= gridDim.x) {
         units.load(vectors, arguments, unit);

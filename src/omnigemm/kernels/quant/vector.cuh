@@ -16,6 +16,7 @@ __device__ __forceinline__ u32 narrow_bf16(float value) {
 }
 
 struct Vector {
+    static constexpr bool NARROW = IN_TYPE != FP32;
     u32 word[4];
 
     __device__ __forceinline__ float value(int i) const {
@@ -91,7 +92,7 @@ __device__ __forceinline__ void store_vector(char* row, long long first, long lo
 // The codes of a vector, or of anything with as many values, into a row of k codes.
 template <Codec codec, typename Piece>
 __device__ __forceinline__ void store_codes(char* row, long long first, long long k, const Piece& piece,
-                                            const Encoder<codec>& encoder) {
+                                            const Encoder<codec, Piece::NARROW>& encoder) {
     if (first >= k) return;
     u32 words[VALUES / 4];
 #pragma unroll
