@@ -187,6 +187,20 @@ def test_whole_tensors_of_many_units(k: int) -> None:
             same(quant.quantize(one, "int8_zero", "tensor"), codec_of("int8_zero", one, "tensor"))
 
 
+@pytest.mark.usefixtures("_emulated")
+@pytest.mark.parametrize("granularity", ["token", "tensor", "1x128", "128x128"])
+def test_nothing_is_written_beside_the_results(granularity: str) -> None:
+    for m, k in ((131, 264), (130, 261)):
+        x = torch.randn(m, k).bfloat16()
+        want = codec_of("e4m3", x, granularity)
+        rooms = [torch.full((one.nbytes + 512,), 0xA5, dtype=torch.uint8) for one in want]
+        pairs = zip(rooms, want, strict=True)
+        codes, scale = (room[256:-256].view(one.dtype).view(one.shape) for room, one in pairs)
+        quant.write(codes, scale, None, x, "e4m3", granularity)
+        same((codes, scale), want)
+        assert all(bool((torch.cat([room[:256], room[-256:]]) == 0xA5).all()) for room in rooms)
+
+
 # --- fused -------------------------------------------------------------------------------------------------------
 
 FUSED = [
