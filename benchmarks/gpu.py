@@ -5,7 +5,8 @@
 
 Weights are stated to be constant, as they are in a model (`omnigemm.settings(constant_weights=True)`): `us` of a row is
 that. With few rows, `us_any_weights` is the time without that statement. Peers are torch's own products and, where it
-can be imported, deep_gemm. The blas backend's rows come from benchmarks/blas.py.
+can be imported, deep_gemm. The blas backend's rows come from benchmarks/blas.py, the quantisers' from
+benchmarks/quant.py.
 """
 
 from __future__ import annotations
@@ -243,6 +244,8 @@ def main(
         sys.exit("benchmarks/gpu.py: there is no NVIDIA GPU on this machine")
     import blas
 
+    import quant
+
     ops = op or list(GRANULARITIES)
     tests = None if rows_only else run_tests()
     print("longest compilation, s:", compile_all(ops), flush=True)
@@ -261,10 +264,13 @@ def main(
         host |= {f"blas: {name}": us for name, us in blas.host_us().items()}
         rows += blas.measure(None)
         print("\n".join(blas.summary([row for row in rows if "ratio" in row])), flush=True)
+        host |= {f"quantisers: {name}": us for name, us in quant.host_us().items()}
+        rows += quant.rows("")
     if tests is None:
         return
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    method = f"{graph.METHOD}; our own kernels with weights stated to be constant. The blas backend: {blas.METHOD}"
+    method = f"{graph.METHOD}; our own kernels with weights stated to be constant. The blas backend: {blas.METHOD}. "
+    method += f"Quantisers: {quant.METHOD}"
     made = record.new(rows, method, record.cuda_source_hash())
     made["gpu"] = torch.cuda.get_device_name(0)
     made["driver"] = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]

@@ -260,8 +260,8 @@ def figures(path: Path, ops: Sequence[str] | None = None) -> dict[str, str]:
 
     try:
         record = read(path)
-        # The blas backend's rows would show that a library is as fast as itself.
-        rows = [row for row in record["rows"] if (row.get("config") or {}).get("backend") != "blas"]
+        # The blas backend's rows would show that a library is as fast as itself; quantisers are no products.
+        rows = [row for row in record["rows"] if (row.get("config") or {}).get("backend") not in ("blas", "quant")]
         found = list(dict.fromkeys(str(row["op"]) for row in rows))
         words = {"gpu": record["gpu"], "versions.torch": record["versions"].get("torch"), "method": record["method"]}
     except (AttributeError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:

@@ -1,8 +1,6 @@
 // Thin wrappers, each named after the instruction that it is.
 #pragma once
-
-using u32 = unsigned int;
-using u64 = unsigned long long;
+#include "common/both.cuh"
 
 // What cuTensorMapEncodeTiled fills in; NVRTC knows no cuda.h.
 struct alignas(64) TensorMap {
@@ -192,6 +190,12 @@ __device__ __forceinline__ float widen_fp16(unsigned short half) {
     float wide;
     asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(half));
     return wide;
+}
+
+__device__ __forceinline__ unsigned short narrow_fp16(float value) {
+    unsigned short half;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(value));
+    return half;
 }
 
 // A shared-memory matrix as wgmma reads it: K-major rows of 128 bytes, 128-byte swizzle, 8 rows every 1024 bytes. The

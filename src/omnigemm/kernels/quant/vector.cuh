@@ -1,0 +1,111 @@
+// Values on their way from and to memory, 16 bytes of them at a time. IN_TYPE is their type. ALIGNED says that rows
+// begin at multiples of 16 bytes and hold whole vectors; if not, values and codes move one by one.
+#pragma once
+#include "common/ptx.cuh"
+#include "quant/codec.cuh"
+
+enum : int { BF16, FP16, FP32 };
+
+constexpr int VALUE_BYTES = IN_TYPE == FP32 ? 4 : 2;
+constexpr int VALUES = 16 / VALUE_BYTES;
+
+// As torch rounds. Written out, because sm_75 has no instruction for it.
+__device__ __forceinline__ u32 narrow_bf16(float value) {
+    const u32 bits = bits_of(value);
+    return (bits & 0x7fffffff) > INFINITE ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+
+struct Vector {
+    static constexpr bool NARROW = IN_TYPE != FP32;
+    u32 word[4];
+
+    __device__ __forceinline__ float value(int i) const {
+        if constexpr (IN_TYPE == FP32) return float_of(word[i]);
+        const u32 pair = word[i / 2];
+        if constexpr (IN_TYPE == FP16) return widen_fp16(static_cast<unsigned short>(pair >> i % 2 * 16));
+        return float_of(i % 2 ? pair & 0xffff0000 : pair << 16);
+    }
+    // In order: the first of two that share a word clears it.
+    __device__ __forceinline__ void set(int i, float value) {
+        if constexpr (IN_TYPE == FP32) {
+            word[i] = bits_of(value);
+        } else {
+            const u32 half = IN_TYPE == FP16 ? narrow_fp16(value) : narrow_bf16(value);
+            word[i / 2] = i % 2 ? word[i / 2] | half << 16 : half;
+        }
+    }
+    template <Codec codec>
+    __device__ __forceinline__ void measure(Span& span) const {
+        if constexpr (IN_TYPE == FP32 || codec == INT8_ZERO) {
+#pragma unroll
+            for (int i = 0; i < VALUES; ++i) span.include<codec>(value(i));
+        } else {
+            // Bits of 16-bit numbers are in order, too: two are compared at a time, and only the largest is widened.
+            Vector most;
+            const u32 pairs = __vmaxu2(__vmaxu2(word[0] & 0x7fff7fff, word[1] & 0x7fff7fff),
+                                       __vmaxu2(word[2] & 0x7fff7fff, word[3] & 0x7fff7fff));
+            most.word[0] = __vmaxu2(pairs, pairs >> 16);
+            span.include_magnitude(bits_of(most.value(0)) & 0x7fffffff);
+        }
+    }
+};
+
+// Of a row of k values, those that begin at `first`; past the end there are zeros.
+__device__ __forceinline__ Vector load_vector(const char* row, long long first, long long k) {
+    Vector v{};
+    if constexpr (ALIGNED) {
+        if (first < k) {
+            const uint4 words = *reinterpret_cast<const uint4*>(row + first * VALUE_BYTES);
+            v.word[0] = words.x, v.word[1] = words.y, v.word[2] = words.z, v.word[3] = words.w;
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < VALUES; ++i) {
+            if (first + i >= k) break;
+            const char* from = row + (first + i) * VALUE_BYTES;
+            if constexpr (IN_TYPE == FP32)
+                v.word[i] = *reinterpret_cast<const u32*>(from);
+            else
+                v.word[i / 2] |= u32(*reinterpret_cast<const unsigned short*>(from)) << i % 2 * 16;
+        }
+    }
+    return v;
+}
+
+__device__ __forceinline__ void store_vector(char* row, long long first, long long k, const Vector& v) {
+    if constexpr (ALIGNED) {
+        if (first < k)
+            *reinterpret_cast<uint4*>(row + first * VALUE_BYTES) = {v.word[0], v.word[1], v.word[2], v.word[3]};
+    } else {
+#pragma unroll
+        for (int i = 0; i < VALUES; ++i) {
+            if (first + i >= k) break;
+            char* to = row + (first + i) * VALUE_BYTES;
+            if constexpr (IN_TYPE == FP32)
+                *reinterpret_cast<u32*>(to) = v.word[i];
+            else
+                *reinterpret_cast<unsigned short*>(to) = static_cast<unsigned short>(v.word[i / 2] >> i % 2 * 16);
+        }
+    }
+}
+
+// The codes of a vector, or of anything with as many values, into a row of k codes.
+template <Codec codec, typename Piece>
+__device__ __forceinline__ void store_codes(char* row, long long first, long long k, const Piece& piece,
+                                            const Encoder<codec, Piece::NARROW>& encoder) {
+    if (first >= k) return;
+    u32 words[VALUES / 4];
+#pragma unroll
+    for (int i = 0; i < VALUES / 4; ++i)
+        words[i] =
+            encoder.encode(piece.value(4 * i), piece.value(4 * i + 1), piece.value(4 * i + 2), piece.value(4 * i + 3));
+    if constexpr (!ALIGNED) {
+#pragma unroll
+        for (int i = 0; i < VALUES; ++i)
+            if (first + i < k) row[first + i] = static_cast<char>(words[i / 4] >> i % 4 * 8);
+    } else if constexpr (VALUES == 8) {
+        *reinterpret_cast<uint2*>(row + first) = {words[0], words[1]};
+    } else {
+        *reinterpret_cast<u32*>(row + first) = words[0];
+    }
+}
