@@ -152,7 +152,7 @@ class Variant:
         return _SCALES[self.a_scale if swap else self.b_scale]
 
     def stores_by_tma(self, config: Config) -> bool:
-        # Finishing with zero points takes doubles, and with what the other way out keeps, more registers than there are.
+        # Zero points are finished in doubles, which with what that way out keeps are more registers than there are.
         return self.out_by_tma and not config.swap and not self.zero_points
 
     def shared_bytes(self, config: Config) -> int:
