@@ -145,13 +145,13 @@ def test_out_next_to_an_operand_is_fine_and_inside_one_is_not() -> None:
 def executed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Counts the calls that are looked up by their signature."""
     seen: list[int] = []
-    execute = _run.execute
+    call_for = _run.call_for
 
     def look(*call: Any) -> Any:
         seen.append(1)
-        return execute(*call)
+        return call_for(*call)
 
-    monkeypatch.setattr(_run, "execute", look)
+    monkeypatch.setattr(_run, "call_for", look)
     _run.calls.clear()
     return seen
 
@@ -283,3 +283,27 @@ def test_a_remembered_call_with_wrong_arguments_is_refused_as_ever() -> None:
         omnigemm.fp8_gemm(a, *given[1:], out=torch.empty(3, 5, dtype=torch.bfloat16))
     with pytest.raises(omnigemm.LayoutError, match="shares memory"):
         omnigemm.fp8_gemm(a, *given[1:], out=room[:30].view(torch.bfloat16).view(3, 5))
+
+
+def test_numbers_of_rows_in_turns_are_remembered_each(executed: list[int]) -> None:
+    """A server's batches change from step to step."""
+    a, b, a_scale, b_scale = operands()
+    for _ in range(4):
+        for rows in (3, 2, 1):
+            omnigemm.fp8_gemm(a[:rows], b, a_scale[:rows], b_scale)
+    assert len(executed) == 3
+    left, right = torch.randn(2, 5, 4), torch.randn(2, 4, 6)
+    for _ in range(3):
+        for rows in (5, 3):
+            torch.testing.assert_close(omnigemm.gemm(left[:, :rows], right), left[:, :rows] @ right)
+    assert len(executed) == 5
+
+
+@pytest.mark.parametrize("wrong", [True, "1", torch.ones(()), torch.ones(3)], ids=str)
+def test_what_equals_a_remembered_number_is_not_one(wrong: Any) -> None:
+    a, b = torch.randn(4, 4), torch.randn(4, 4)
+    for _ in range(2):
+        omnigemm.gemm(a, b, alpha=1.0)
+    with pytest.raises(omnigemm.DTypeError, match="alpha is"):
+        omnigemm.gemm(a, b, alpha=wrong)
+    assert torch.equal(omnigemm.gemm(a, b, alpha=1), omnigemm.gemm(a, b))

@@ -55,12 +55,10 @@ class Ops(NamedTuple):
 
 
 class Reach(NamedTuple):
-    """Bytes from the first to the last of each tensor: for tensors that lie so, overlaps show in their addresses."""
+    """Bytes from the first to the last element. For tensors that lie like these, overlaps show in addresses alone."""
 
-    out: Any  # or of each of a list
-    operands: tuple[
-        tuple[int, Any], ...
-    ]  # position, and bytes of those that are tensors with elements, or of each of a list
+    out: Any  # of `out`, or a list with those of each result
+    operands: tuple[tuple[int, Any], ...]  # the same of operands that are tensors, or lists of them, by their positions
 
 
 class Call(NamedTuple):
@@ -73,7 +71,7 @@ class Call(NamedTuple):
 
 
 class Recent(NamedTuple):
-    """The last call with a weight, and what must be as it was then, of (out, out_dtype, backend, *arguments)."""
+    """The last call with a weight and so many rows. Of (out, out_dtype, backend, *arguments), all must be as then."""
 
     call: Call
     tensors: Callable[[Operands], Operands]
@@ -85,15 +83,15 @@ class Recent(NamedTuple):
 
 
 class Calls(PlanCache[Call]):
-    """By signature; and the last one with each weight, which is found in less time."""
+    """By signature; and the last one with each weight and number of rows, which is found in less time."""
 
-    RECENT_LIMIT = 4096
+    RECENT_LIMIT = 16384
 
     def __init__(self) -> None:
         super().__init__()
-        self.recent: dict[tuple[str, int], Recent] = {}
+        self.recent: dict[tuple[str, int, int], Recent] = {}
 
-    def remember(self, place: tuple[str, int], recent: Recent) -> None:
+    def remember(self, place: tuple[str, int, int], recent: Recent) -> None:
         if len(self.recent) >= self.RECENT_LIMIT:
             self.recent.clear()
         self.recent[place] = recent
@@ -121,26 +119,27 @@ def _signature(values: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def _key(
+def call_for(
     operation: Operation, operands: Operands, out: Any, out_dtype: torch.dtype | None, backend: str | None
-) -> tuple[Any, ...]:
-    return (operation.name, backend, current(), out_dtype, *_signature((out, *operands)))
+) -> Call:
+    """What runs such operands: looked up by their signature, or checked and planned."""
+    key = (operation.name, backend, current(), out_dtype, *_signature((out, *operands)))
+    found = calls.get(key)
+    if found is not None:
+        return found
+    spec = operation.check(operands, out, out_dtype)
+    device = spec.device if isinstance(spec, OutSpec) else spec[0].device
+    plan = choose(operation.describe(operands, spec), device, backend)
+    example = allocate(spec) if out is None else out
+    launch = plan.launch if plan.bind is None else plan.bind(example, *operands)
+    return calls.put(key, Call(plan, launch, _allocator(spec), _reach(example, operands)))
 
 
 def execute(
     operation: Operation, operands: Operands, out: Any, out_dtype: torch.dtype | None, backend: str | None
 ) -> Any:
     """Run, and return what was written."""
-    key = _key(operation, operands, out, out_dtype, backend)
-    call = calls.get(key)
-    if call is None:
-        spec = operation.check(operands, out, out_dtype)
-        device = spec.device if isinstance(spec, OutSpec) else spec[0].device
-        plan = choose(operation.describe(operands, spec), device, backend)
-        example = allocate(spec) if out is None else out
-        launch = plan.launch if plan.bind is None else plan.bind(example, *operands)
-        call = calls.put(key, Call(plan, launch, _allocator(spec), _reach(example, operands)))
-    return _launch(operation, call, operands, out)
+    return _launch(operation, call_for(operation, operands, out, out_dtype, backend), operands, out)
 
 
 def _reach(out: Any, operands: Operands) -> Reach | None:
@@ -279,15 +278,16 @@ _TensorGuards: Any = getattr(torch._C._dynamo.guards, "TensorGuards", None)
 def repeated(
     ops: Ops, arguments: Operands, out: Tensor | None, out_dtype: torch.dtype | None, backend: str | None
 ) -> Any:
-    """Run a call that is the last one with its weight once more, or answer ANEW: then it must be looked at.
+    """Run a call like the last one with its weight and number of rows, or answer ANEW: then it must be looked at.
 
     Public functions ask this first, with their arguments as they are. Written out in one piece, because each call of a
     function costs a tenth of a microsecond.
     """
-    if torch.compiler.is_compiling():  # first: the tracer must not see what was remembered
+    if torch.compiler.is_compiling() or _watched():  # first: nobody who looks must see what was remembered
         return ANEW
-    recent = calls.recent.get((ops.operation.name, id(arguments[1])))
-    if recent is None:
+    try:
+        recent = calls.recent[ops.operation.name, id(arguments[1]), arguments[0].size(-2)]
+    except (KeyError, AttributeError, IndexError, TypeError):  # unknown, or not even a matrix
         return ANEW
     given = (out, out_dtype, backend, *arguments)
     settings = current()
@@ -296,7 +296,6 @@ def repeated(
         and recent.same(*recent.tensors(given))
         and (recent.settings is settings or recent.settings == settings)
         and not (recent.gradients and torch.is_grad_enabled())
-        and not _watched()
     ):
         return _launch(ops.operation, recent.call, ops.gather(*arguments), out)
     return ANEW
@@ -325,14 +324,14 @@ def _shortcut(
     if gradients and torch.is_grad_enabled():
         return ANEW
     operands = ops.gather(*arguments)
-    asked = out_dtype if out is None else None  # an out says it itself
-    result = execute(operation, operands, out, asked, backend)
-    done = calls.get(_key(operation, operands, out, asked, backend))
-    if done is not None and _TensorGuards is not None:
+    # An out says its type itself.
+    found = call_for(operation, operands, out, out_dtype if out is None else None, backend)
+    result = _launch(operation, found, operands, out)
+    if _TensorGuards is not None:
         pick, rest = itemgetter(*tensors), itemgetter(*others)
         same = _TensorGuards(*pick(given), dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-        place = operation.name, id(arguments[1])
-        calls.remember(place, Recent(done, pick, same, rest, rest(given), current(), gradients))
+        place = operation.name, id(arguments[1]), arguments[0].size(-2)
+        calls.remember(place, Recent(found, pick, same, rest, rest(given), current(), gradients))
     return result
 
 
@@ -379,4 +378,4 @@ def run_plan(operation: Operation, plan: Plan, operands: Operands, out: Any) -> 
             if given[field] != planned[field]
         )
         raise ShapeError(f"{operation.name}: the operands are not the plan's problem: {differences}")
-    return _launch(operation, Call(plan, plan.launch, _allocator(spec)), operands, out)
+    return _launch(operation, Call(plan, plan.launch, lambda: allocate(spec)), operands, out)

@@ -134,7 +134,10 @@ def gemm(
 
     Any strides; transposed views cost no copy. C is read only if beta is not 0.
     """
-    done: Tensor = repeated(_ops, (a, b, c, alpha, beta), out, out_dtype, backend)
+    done: Any = ANEW
+    if type(alpha) is float and type(beta) is float:  # True equals 1.0, but is no number to multiply by
+        done = repeated(_ops, (a, b, c, alpha, beta), out, out_dtype, backend)
     if done is ANEW:
         done = call(_ops, _collect(a, b, c, alpha=alpha, beta=beta), out, out_dtype, backend)
-    return done
+    returned: Tensor = done
+    return returned

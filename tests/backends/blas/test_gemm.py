@@ -279,7 +279,7 @@ def test_numbers_share_a_plan_unless_they_choose(monkeypatch: pytest.MonkeyPatch
     def refuse(*_: object) -> None:
         raise AssertionError("the long way")
 
-    monkeypatch.setattr("omnigemm.ops._run.execute", refuse)
+    monkeypatch.setattr("omnigemm.ops._run.call_for", refuse)
     omnigemm.gemm(a, b, c, alpha=0.5, beta=1.0)  # the very call again is not even looked up
 
 
