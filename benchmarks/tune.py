@@ -1,4 +1,4 @@
-"""Measure the configs of the fp8 kernels on this machine's GPU and write a table of the fastest.
+"""Measure the configs of the dense kernels on this machine's GPU and write a table of the fastest.
 
     python benchmarks/tune.py --out /tmp/tables
     python benchmarks/tune.py --out /tmp/tables --weight 4096x7168 --rows 1 --rows 64
@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import random
 import statistics
 import sys
 import time
@@ -25,16 +26,32 @@ WEIGHTS = ("576x7168", "2112x7168", "4096x7168", "7168x2048", "7168x16384", "245
 # Of dense models of 8 and 70 billion parameters, for int8.
 INT8_WEIGHTS = ("6144x4096", "28672x4096", "4096x14336", "10240x8192", "57344x8192")
 # Rows that are measured, with the first and the last number of rows that the result is used for.
-SPANS = {1: (1, 8), 16: (9, 16), 32: (17, 32), 64: (33, 64), 128: (65, 128), 512: (257, 1024), 4096: (2049, 1 << 30)}
+SPANS = {
+    1: (1, 8),
+    16: (9, 16),
+    32: (17, 32),
+    64: (33, 64),
+    128: (65, 128),
+    512: (257, 700),
+    1024: (701, 2048),
+    4096: (2049, 1 << 30),
+}
 FEW = 128  # rows up to which it is worth to know which config is best when weights are stated to be constant
-KINDS = {"block": ("1x128", "128x128"), "whole": ("token", "channel"), "int8": ("token", "channel")}
+KINDS = {
+    "block": ("1x128", "128x128"),
+    "whole": ("token", "channel"),
+    "int8": ("token", "channel"),
+    "16": ("none", "none"),
+}
+BLAS = "blas"  # torch's own product, in the place of a config
 MANY = 2048  # rows from which on the chip is at its power limit, so that who runs first has an advantage
 ABOUT = (
     "For a weight of N x K, the config that ran fastest. scales: block is fp8 with 1x128 and 128x128, and is used for "
     "1x128 with 1x128 too; whole is fp8 with one for each token and channel, and is used for single ones too; int8 is "
-    "int8 with any. constant_weights: "
-    "as the setting of that name; if it is missing, both. early: whether the first weights are loaded before the "
-    "kernel before is done. Measured at m rows with bf16 results, used from m_from to m_to rows; us is microseconds."
+    "int8 with any; 16 is bf16, and is used for fp16 too, with what cuBLAS took in the same run as blas_us. "
+    "constant_weights: as the setting of that name; if it is missing, both. early: whether the first weights are "
+    "loaded before the kernel before is done. Measured at m rows with bf16 results, used from m_from to m_to rows; us "
+    "is microseconds."
 )
 
 
@@ -50,24 +67,27 @@ class Bench:
 
         self.kind = kind
         a_scale, b_scale = KINDS[kind]
-        op, dtype = ("int8_gemm", "int8") if kind == "int8" else ("fp8_gemm", "e4m3")
-        self.problem = Problem(op, m, n, k, dtype, dtype, "bf16", a_scale=a_scale, b_scale=b_scale)
+        op, dtype = {"int8": ("int8_gemm", "int8"), "16": ("gemm", "bf16")}.get(kind, ("fp8_gemm", "e4m3"))
+        b_layout = "col" if kind == "16" else "row"  # a weight [N, K] is given as its transpose
+        self.problem = Problem(op, m, n, k, dtype, dtype, "bf16", a_scale=a_scale, b_scale=b_scale, b_layout=b_layout)
         self.variant, self.gpu = dense.variant_of(self.problem), gpu.of(0)
         blocks = -(-k // 128)
         sizes = ((m, blocks), (-(-n // 128), blocks)) if kind == "block" else ((m,), (n,))
 
-        def random(*shape: int) -> Any:
+        def filled(*shape: int) -> Any:
             if kind == "int8":
                 return torch.randint(-128, 128, shape, dtype=torch.int8, device="cuda")
-            return torch.randn(shape, device="cuda").to(torch.float8_e4m3fn)
+            return torch.randn(shape, device="cuda").to(torch.bfloat16 if kind == "16" else torch.float8_e4m3fn)
 
-        self.a = random(m, k)
-        self.weights = [random(n, k) for _ in range(graph.copies_needed(n * k))]
-        self.scales = [torch.rand(size, device="cuda") + 0.5 for size in sizes]
+        self.a = filled(m, k)
+        self.weights = [filled(n, k) for _ in range(graph.copies_needed(n * k * self.a.element_size()))]
+        self.scales = [] if kind == "16" else [torch.rand(size, device="cuda") + 0.5 for size in sizes]
         self.out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
 
     def expected(self) -> Any:
         """The product with the first weight, by torch in fp32."""
+        if self.kind == "16":
+            return self.a.float() @ self.weights[0].float().t()
         wide = []
         for x, scale in zip((self.a, self.weights[0]), self.scales, strict=True):
             rows, columns = x.shape
@@ -78,34 +98,46 @@ class Bench:
         return wide[0] @ wide[1].t()
 
     def launch(self, config: Any, early: bool) -> Any:
-        from omnigemm.backends.cuda import dense
+        from omnigemm.backends.cuda import dense, gemm
 
-        launch = dense.Launch(self.problem, config, 0, self.gpu.multiprocessors, early)
-        return launch.bind(self.out, self.a, self.weights[0], *self.scales, None)
+        made = gemm.Gemm if self.kind == "16" else dense.Launch
+        launch = made(self.problem, config, 0, self.gpu.multiprocessors, early)
+        return launch.bind(*self.operands(self.weights[0]))
+
+    def operands(self, weight: Any) -> tuple[Any, ...]:
+        """With the result first."""
+        if self.kind == "16":
+            return self.out, self.a, weight.t(), None, 1.0, 0.0
+        return self.out, self.a, weight, *self.scales, None
 
     def check(self, configs: Sequence[Any]) -> None:
         expected = self.expected()
         for config in configs:
             self.out.fill_(float("nan"))
-            self.launch(config, False)(self.out, self.a, self.weights[0], *self.scales, None)
+            self.launch(config, False)(*self.operands(self.weights[0]))
             error = ((self.out.float() - expected).norm() / expected.norm()).item()
             if not error < 0.01:
                 sys.exit(f"benchmarks/tune.py: {config} computes {self.problem} with an error of {error:.3g}")
 
     def microseconds(self, config: Any, early: bool, replay_seconds: float) -> float:
+        import torch
+
         from omnigemm.bench import graph
 
+        if config == BLAS:
+            return graph.microseconds(
+                lambda weight: torch.mm(self.a, weight.t(), out=self.out), self.weights, replay_seconds, 3
+            )
         run = self.launch(config, early)
-        return graph.microseconds(
-            lambda weight: run(self.out, self.a, weight, *self.scales, None), self.weights, replay_seconds, 3
-        )
+        return graph.microseconds(lambda weight: run(*self.operands(weight)), self.weights, replay_seconds, 3)
 
     def times(self, configs: Sequence[Any], within: float) -> dict[tuple[Any, bool], float]:
-        """By config and whether weights were loaded early."""
-        took = {(config, False): self.microseconds(config, False, 0.006) for config in configs}
-        near = [one for one, _ in took if took[one, False] < within * min(took.values())]
+        """By config and whether weights were loaded early. In 16 bits, BLAS takes part as a contender."""
+        contenders = [*configs, BLAS] if self.kind == "16" else configs
+        took = {(config, False): self.microseconds(config, False, 0.006) for config in contenders}
+        near = [one for one in contenders if took[one, False] < within * min(took.values()) or one == BLAS]
         if self.problem.m <= FEW:
-            took |= {(one, True): self.microseconds(one, True, 0.006) for one in near}
+            took |= {(one, True): self.microseconds(one, True, 0.006) for one in near if one != BLAS}
         if self.problem.m >= MANY:
             rounds = [[self.microseconds(one, False, 0.02) for one in near] for _ in range(3)]
             took |= {
@@ -116,6 +148,8 @@ class Bench:
 
 def compact(config: Any) -> dict[str, Any]:
     """What differs from the defaults."""
+    if config == BLAS:
+        return {BLAS: True}
     fields = dataclasses.fields(config)
     return {one.name: value for one in fields if (value := getattr(config, one.name)) != one.default}
 
@@ -127,6 +161,7 @@ def main(
     kind: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(KINDS)}; repeat for several.")] = None,
     candidates: Annotated[int, typer.Option(help="Configs that are tried: the model's best.")] = 32,
     within: Annotated[float, typer.Option(help="Only what came this close to the best is measured further.")] = 1.2,
+    random_shapes: Annotated[int, typer.Option("--random", help="So many shapes at random, to judge the model.")] = 0,
 ) -> None:
     """Measure configs on this machine's GPU."""
     import torch
@@ -139,41 +174,38 @@ def main(
         sys.exit("benchmarks/tune.py: there is no NVIDIA GPU on this machine")
     torch.backends.cuda.matmul.allow_tf32 = False
     wanted = kind or list(KINDS)
-    sets: list[tuple[list[str], int, int, int]] = []
-    for kinds, usual in ((["block", "whole"], WEIGHTS), (["int8"], INT8_WEIGHTS)):
-        kinds = [one for one in kinds if one in wanted]
-        for one in weight or usual if kinds else ():
+    sets: list[tuple[str, int, int, int]] = []
+    for one_kind in wanted:
+        for one in weight or (INT8_WEIGHTS if one_kind == "int8" else WEIGHTS):
             n, k = map(int, one.split("x"))
-            sets += [(kinds, m, n, k) for m in rows or SPANS]
-        if kinds and weight is None and rows is None:
-            sets.append((kinds, 8192, 8192, 8192))
+            sets += [(one_kind, m, n, k) for m in rows or SPANS]
+        if weight is None and rows is None:
+            sets.append((one_kind, 8192, 8192, 8192))
+    if random_shapes:
+        sets = list(shapes_at_random(wanted, random_shapes))
     device = gpu.of(0)
     found: list[dict[str, Any]] = []
     times: list[dict[str, Any]] = []
     off: list[float] = []
     start = time.perf_counter()
     with Progress() as progress:
-        for kinds, m, n, k in progress.track(sets, description="measuring"):
-            near: set[Any] = set()
-            for one_kind in kinds:
-                bench = Bench(one_kind, m, n, k)
-                ranked = [one.config for one in choice.modelled(bench.variant, m, device)[:candidates]]
-                # The second kind's mainloop does less: what is far behind in the first is not best in it.
-                tried = [one for one in ranked if not near or one in near or one == ranked[0]]
-                jit.warm([dense.spec(config, bench.variant) for config in tried])
-                if m <= FEW:
-                    bench.check(tried)
-                took = bench.times(tried, within)
-                plain = {config: us for (config, early), us in took.items() if not early}
-                off.append(plain[ranked[0]] / min(plain.values()))
-                near = near or {one for one in plain if plain[one] < within * min(plain.values())}
-                times += [
-                    {"m": m, "n": n, "k": k, "scales": one_kind, "early": early, "us": us, "config": compact(config)}
-                    for (config, early), us in took.items()
-                ]
-                found += entries(m, n, k, one_kind, took)
-            last = ", ".join(f"{row['scales']} {row['us']}" for row in found if (row["m"], row["n"]) == (m, n))
-            print(f"{m}x{n}x{k}: {last}; {time.perf_counter() - start:.0f} s", flush=True)
+        for one_kind, m, n, k in progress.track(sets, description="measuring"):
+            bench = Bench(one_kind, m, n, k)
+            tried = [one.config for one in choice.modelled(bench.variant, m, device)[:candidates]]
+            jit.warm([dense.spec(config, bench.variant) for config in tried])
+            if m <= FEW:
+                bench.check(tried)
+            took = bench.times(tried, within)
+            plain = {config: us for (config, early), us in took.items() if not early and config != BLAS}
+            off.append(plain[tried[0]] / min(plain.values()))
+            times += [
+                {"m": m, "n": n, "k": k, "scales": one_kind, "early": early, "us": us, "config": compact(config)}
+                for (config, early), us in took.items()
+            ]
+            made = list(entries(m, n, k, one_kind, took))
+            found += made
+            last = ", ".join(f"{row['us']}" + f" (BLAS {row['blas_us']})" * ("blas_us" in row) for row in made)
+            print(f"{one_kind} {m}x{n}x{k}: {last}; {off[-1]:.2f}; {time.perf_counter() - start:.0f} s", flush=True)
     out.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(f"  {json.dumps(row)}" for row in found)
     about = (
@@ -190,13 +222,26 @@ def entries(m: int, n: int, k: int, kind: str, took: dict[tuple[Any, bool], floa
     """Rows of the table: the fastest of all if weights are constant, and the fastest that does not load them early."""
     low, high = SPANS.get(m, (4097, 1 << 30))
     for constant in (False, True) if m <= FEW else (None,):
-        config, early = min((one for one in took if constant or not one[1]), key=lambda one: took[one])
+        ours = (one for one in took if one[0] != BLAS and (constant or not one[1]))
+        config, early = min(ours, key=lambda one: took[one])
         row = {"n": n, "k": k, "scales": kind, "m_from": low, "m_to": high, "m": m}
         if constant is not None:
             row |= {"constant_weights": constant}
         if early:
             row |= {"early": True}
-        yield row | {"us": round(took[config, early], 2), "config": compact(config)}
+        row |= {"us": round(took[config, early], 2)}
+        if (BLAS, False) in took:
+            row |= {"blas_us": round(took[BLAS, False], 2)}
+        yield row | {"config": compact(config)}
+
+
+def shapes_at_random(kinds: Sequence[str], count: int) -> Iterator[tuple[str, int, int, int]]:
+    """The same in every run: few rows and many, sizes that are no round numbers."""
+    dice = random.Random(1)
+    for i in range(count):
+        m = round(2 ** dice.uniform(0, 13))
+        n, k = (8 * round(2 ** dice.uniform(6, 11.5)) for _ in range(2))
+        yield kinds[i % len(kinds)], m, n, k
 
 
 if __name__ == "__main__":

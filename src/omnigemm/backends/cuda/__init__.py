@@ -12,6 +12,8 @@ from ...core.problem import Problem
 from . import dense, gpu, jit
 from .gpu import Gpu
 
+_OPS = ("fp8_gemm", "int8_gemm", "gemm")
+
 
 class CudaBackend:
     name = "cuda"
@@ -38,8 +40,12 @@ class CudaBackend:
 
     def supports_on(self, problem: Problem, which: Gpu) -> Support:
         """The same for a GPU that need not be here."""
-        if problem.op not in ("fp8_gemm", "int8_gemm"):
-            return Support(False, "this backend has kernels for fp8_gemm and int8_gemm so far")
+        if problem.op not in _OPS:
+            return Support(False, f"this backend has kernels for {', '.join(_OPS)} so far")
+        if problem.a_dtype == "fp32":
+            return Support(False, "fp32 products are the blas backend's: tensor cores would round the operands")
+        if problem.out_dtype not in (problem.a_dtype, "fp32") and problem.op == "gemm":
+            return Support(False, f"a result in {problem.out_dtype} of {problem.a_dtype}, expected that type or fp32")
         if which.capability != (9, 0):
             major, minor = which.capability
             return Support(False, f"{which.name} is sm_{major}{minor}; the kernels here so far are for sm_90 (Hopper)")

@@ -16,6 +16,7 @@ RUNNERS_UP = 3  # that explain shows besides the choice
 _EARLY_ROWS = 32
 _TOKENS = (8, 16, 32, 64, 128)  # widths of the right operand when operands are swapped
 _COLUMNS = (32, 48, 64, 80, 96, 112, 128, 144, 160, 192, 256)
+_MORE_COLUMNS = (176, 208, 224)  # that have the registers for it if there are no products besides the sums
 # How many blocks of K a warpgroup multiplies at a time for that many tokens, and how many such blocks a multiprocessor
 # takes: what the registers allow.
 _SWAP_DEPTHS = {
@@ -69,13 +70,13 @@ def deepest(config: Config, variant: Variant) -> Config:
     room = min(SHARED_BYTES, SHARED_PER_SM // config.blocks_per_sm - 1024)
     fixed = variant.shared_bytes(dataclasses.replace(config, stages=0))
     each = variant.shared_bytes(dataclasses.replace(config, stages=1)) - fixed
-    blocks = _whole(_whole(variant.k, BLOCK_K), config.split)
-    useful = _whole(blocks, config.depth) * config.depth if config.swap else 16
+    blocks = _whole(variant.k_blocks, config.split)
+    useful = _whole(blocks, config.depth) * config.depth + variant.straight if config.swap else 16
     return dataclasses.replace(config, stages=min((room - fixed) // each, useful, 16))
 
 
 def _legal(variant: Variant, m: int) -> Iterator[Config]:
-    for config in (*_swapped(variant, m), *_by_rows(m)):
+    for config in (*_swapped(variant, m), *_by_rows(variant, m)):
         whole = deepest(config, variant)
         # Sums of many tokens need more room than the stages of a short K would take.
         for one in (whole, dataclasses.replace(whole, stages=max(whole.stages, 4))):
@@ -89,8 +90,8 @@ def _swapped(variant: Variant, m: int) -> Iterator[Config]:
         return
     tokens = next((width for width in _TOKENS if width >= m), _TOKENS[-1])
     # Blocks that share tokens wait for one another: worth it only where they then run for long.
-    long = variant.k >= 8192
-    for split in range(1, min(8, _whole(variant.k, 4 * BLOCK_K)) + 1):
+    long = variant.k_blocks >= 64
+    for split in range(1, min(8, _whole(variant.k_blocks, 4)) + 1):
         # All tokens in one block, or dealt out to blocks that share the weights.
         for share in (1, 2, 4):
             cols = tokens // share
@@ -111,8 +112,8 @@ def _swapped(variant: Variant, m: int) -> Iterator[Config]:
             yield Config(True, 2, 1, tokens, 0, right_share=share, split=split, depth=1 if tokens == 128 else 4)
 
 
-def _by_rows(m: int) -> Iterator[Config]:
-    for cols in _COLUMNS:
+def _by_rows(variant: Variant, m: int) -> Iterator[Config]:
+    for cols in (*_COLUMNS, *(_MORE_COLUMNS if variant.straight else ())):
         if m <= 64:
             yield Config(False, 1, 1, cols, 0)
             yield Config(False, 1, 1, cols, 0, blocks_per_sm=2)
@@ -130,11 +131,11 @@ def seconds(config: Config, variant: Variant, m: int, gpu: Gpu) -> float:
     The sizes are the chip's; the times, and how busy tensor cores get, were set on what benchmarks/tune.py measured.
     """
     n, k = variant.n, variant.k
-    k_blocks = _whole(k, BLOCK_K)
+    k_blocks = variant.k_blocks
     tiles = _whole(m, config.tile_m) * _whole(n, config.tile_n)
     size = 4 if variant.out_dtype == "fp32" else 2
     dense = m > 256
-    memory = (n * k + m * k + size * m * n) / gpu.memory
+    memory = (variant.element_bytes * (n * k + m * k) + size * m * n) / gpu.memory
     loaded = (config.rows / config.left_share + config.cols / config.right_share) * BLOCK_K
     l2 = tiles * k_blocks * loaded / gpu.l2
     # Cycles of a block of K. A warpgroup waits for its own products, then scales and adds them, and sees to barriers.
@@ -167,6 +168,8 @@ def seconds(config: Config, variant: Variant, m: int, gpu: Gpu) -> float:
 
 def kind_of(variant: Variant) -> str:
     """What the mainloop has to do with scales: tables tell these apart."""
+    if variant.element_bytes == 2:
+        return "turned16" if variant.a_turned or variant.b_turned else "16"
     return "int8" if variant.int8 else "block" if variant.a_scale == "1x128" else "whole"
 
 

@@ -1,4 +1,4 @@
-"""`fp8_gemm` and `int8_gemm` on Hopper: a problem and a config to a compiled kernel and its launch."""
+"""`fp8_gemm`, `int8_gemm` and `gemm` on Hopper: a problem and a config to a compiled kernel and its launch."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ...core.settings import current
 from . import choice, sm90
 from .gpu import Gpu
 from .jit import KernelSpec
-from .jit.loader import is_loaded, load
+from .jit.loader import Loaded, is_loaded, load
 from .launch import Launcher, Matrix, raw_stream
 
 _log = logging.getLogger("omnigemm")
-_ALIGN = 16  # bytes: where the copy engine wants rows to begin
+ALIGN = 16  # bytes: where the copy engine wants rows to begin
 _VALUES = "PPPPqiiiiPP"  # struct Arguments of gemm.cuh
 
 
@@ -48,11 +48,29 @@ def variant_of(problem: Problem) -> sm90.Variant:
         problem.bias,
         problem.zero_points,
         out_by_tma=problem.out_dtype != "fp32" and problem.n % 8 == 0,
+        a_turned=problem.op == "gemm" and problem.a_layout == "col",
+        b_turned=problem.op == "gemm" and problem.b_layout == "row",  # [K, N]
+        c=problem.c,
     )
 
 
 def spec(config: sm90.Config, variant: sm90.Variant) -> KernelSpec:
     return KernelSpec(sm90.name(config, variant), sm90.source(config, variant), sm90.ARCH, sm90.OPTIONS)
+
+
+def loaded(problem: Problem, config: sm90.Config, index: int) -> Loaded:
+    """The kernel, compiled if need be, on that GPU."""
+    variant = variant_of(problem)
+    wanted, shared_bytes = spec(config, variant), variant.shared_bytes(config)
+    if torch.cuda.is_current_stream_capturing() and not is_loaded(wanted, index, shared_bytes):
+        raise DeviceError(
+            f"{problem.op}: the kernel for {problem} is not compiled yet, and a CUDA graph is being captured; call "
+            f"{problem.op} once with such operands, or make the plan with omnigemm.plan, before the capture"
+        )
+    found = load(wanted, index, shared_bytes)
+    if found.local_bytes:  # slower, but right
+        _log.warning("kernel %s spills %d bytes of registers", wanted.name, found.local_bytes)
+    return found
 
 
 def pitch(x: Tensor, straight: bool = True) -> int | None:
@@ -62,16 +80,16 @@ def pitch(x: Tensor, straight: bool = True) -> int | None:
     if x.size(1) > 1 and x.stride(1) != 1:
         return None
     if x.size(0) == 1:
-        return -(-x.size(1) * size // _ALIGN) * _ALIGN
+        return -(-x.size(1) * size // ALIGN) * ALIGN
     step = x.stride(0) * size
-    if step < x.size(1) * size or (straight and step % _ALIGN):
+    if step < x.size(1) * size or (straight and step % ALIGN):
         return None
     return step
 
 
 def aligned(x: Tensor) -> Tensor:
     """A matrix of the same shape whose rows the copy engine can address."""
-    step = _ALIGN // x.element_size()
+    step = ALIGN // x.element_size()
     return x.new_empty(x.size(0), -(-x.size(1) // step) * step)[:, : x.size(1)]
 
 
@@ -91,15 +109,7 @@ class Launch:
         self._m, self._n, self._k = problem.m, problem.n, problem.k
         self._index, self._multiprocessors = index, multiprocessors
         self._shared_bytes = self._variant.shared_bytes(config)
-        wanted = spec(config, self._variant)
-        if torch.cuda.is_current_stream_capturing() and not is_loaded(wanted, index, self._shared_bytes):
-            raise DeviceError(
-                f"{problem.op}: the kernel for {problem} is not compiled yet, and a CUDA graph is being captured; call "
-                f"{problem.op} once with such operands, or make the plan with omnigemm.plan, before the capture"
-            )
-        self._loaded = load(wanted, index, self._shared_bytes)
-        if self._loaded.local_bytes:  # slower, but right
-            _log.warning("kernel %s spills %d bytes of registers", wanted.name, self._loaded.local_bytes)
+        self._loaded = loaded(problem, config, index)
         self._launchers: dict[Any, Launcher | None] = {}
 
     def __call__(self, out: Tensor, *operands: Any) -> None:
@@ -142,7 +152,7 @@ class Launch:
         ) -> None:
             to, left, right = out.data_ptr(), a.data_ptr(), b.data_ptr()
             scales = a_scale.data_ptr(), b_scale.data_ptr()
-            if (to | left | right | scales[0] | scales[1]) % _ALIGN:
+            if (to | left | right | scales[0] | scales[1]) % ALIGN:
                 return self._with_copies(out, a, b, a_scale, b_scale, bias, a_zero, b_sums)
             if current_device() != index:
                 with torch.cuda.device(index):
@@ -186,11 +196,11 @@ class Launch:
         self, out: Tensor, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, *others: Tensor | None
     ) -> None:
         target = out
-        if pitch(out) is None or out.data_ptr() % _ALIGN:
+        if pitch(out) is None or out.data_ptr() % ALIGN:
             target = aligned(out)
-        a, b = (x if pitch(x) is not None and x.data_ptr() % _ALIGN == 0 else aligned_copy(x) for x in (a, b))
+        a, b = (x if pitch(x) is not None and x.data_ptr() % ALIGN == 0 else aligned_copy(x) for x in (a, b))
         a_scale, b_scale = (
-            x if x.is_contiguous() and x.data_ptr() % _ALIGN == 0 else x.clone(memory_format=torch.contiguous_format)
+            x if x.is_contiguous() and x.data_ptr() % ALIGN == 0 else x.clone(memory_format=torch.contiguous_format)
             for x in (a_scale, b_scale)
         )
         self(target, a, b, a_scale, b_scale, *(None if one is None else one.contiguous() for one in others))
@@ -277,6 +287,14 @@ class Int8:
                 self._with_zeros(out[i], left, right, rows, columns, zero, bias)
 
 
+def _copied(problem: Problem) -> bool:
+    """Whether operands must be copied, as far as their sizes tell."""
+    if problem.op != "gemm":
+        return problem.k % ALIGN != 0 or problem.a_layout != "row" or problem.b_layout != "row"
+    lines = problem.m if problem.a_layout == "col" else problem.k, problem.n if problem.b_layout == "row" else problem.k
+    return "strided" in (problem.a_layout, problem.b_layout) or any(2 * line % ALIGN for line in lines)
+
+
 @dataclasses.dataclass(frozen=True)
 class Sm90Dense:
     """One config for one problem, as dispatch sees it."""
@@ -300,42 +318,50 @@ class Sm90Dense:
             words.append("weights are read before the work before is done")
         how = "measured" if self.choice.measured else "modelled"
         words.append(f"{self.choice.seconds * 1e6:.1f} us {how}")
-        if problem.k % _ALIGN or problem.a_layout != "row" or problem.b_layout != "row":
+        if _copied(problem):
             words.append("operands are copied first: their rows do not begin at multiples of 16 bytes")
         return Support(True, ", ".join(words))
 
     def cost(self, problem: Problem, device: torch.device) -> float:
-        return self.choice.seconds
+        return problem.batch * self.choice.seconds
 
     def plan(self, problem: Problem, device: torch.device) -> Plan:
+        from .gemm import Gemm
+
         index = torch.cuda.current_device() if device.index is None else device.index
-        launch = Launch(problem, self.choice.config, index, self.gpu.multiprocessors, self.choice.early)
+        how = problem, self.choice.config, index, self.gpu.multiprocessors, self.choice.early
         config = dataclasses.asdict(self.choice.config)
-        run: Launch | Int8 = launch
-        if problem.op == "int8_gemm":
-            run = Int8(launch, RowSums(index) if problem.zero_points else None)
+        run: Launch | Int8 | Gemm
+        if problem.op == "gemm":
+            run = Gemm(*how)
+        elif problem.op == "int8_gemm":
+            run = Int8(Launch(*how), RowSums(index) if problem.zero_points else None)
+        else:
+            run = Launch(*how)
         return Plan(problem, device, "cuda", self.name, run, config, bind=run.bind, uses_torch=False)
 
 
 @dataclasses.dataclass(frozen=True)
 class Fill:
-    """Products with nothing to add up: zero, or the bias."""
+    """Products with nothing to add up: zero, the bias, or beta C."""
 
     name: str = "fill"
 
     def supports(self, problem: Problem, device: torch.device) -> Support:
-        return Support(True, "a dimension is 0: the result is the bias, zero, or empty")
+        return Support(True, "a dimension is 0: the result is zero, the bias, beta C, or empty")
 
     def cost(self, problem: Problem, device: torch.device) -> float:
         return 0.0
 
     def plan(self, problem: Problem, device: torch.device) -> Plan:
         def launch(out: Tensor, *operands: Any) -> None:
-            bias: Tensor | None = operands[-1]
-            if bias is None:
+            added = operands[-1] if problem.op != "gemm" else operands[2] if problem.c else None
+            if added is None:
                 out.zero_()
             else:
-                out.copy_(bias.expand_as(out))
+                out.copy_(added.expand_as(out))
+            if problem.c:
+                out.mul_(operands[-1])
 
         return Plan(problem, device, "cuda", self.name, launch)
 

@@ -198,10 +198,12 @@ __device__ __forceinline__ unsigned short narrow_fp16(float value) {
     return half;
 }
 
-// A shared-memory matrix as wgmma reads it: K-major rows of 128 bytes, 128-byte swizzle, 8 rows every 1024 bytes. The
+// A shared-memory matrix as wgmma reads it: lines of 128 bytes, 128-byte swizzle, 8 lines every 1024 bytes. A line is a
+// row of the matrix, or if it is turned, 64 rows of one place of K; the next 64 rows then lie 64 lines further. The
 // address is in units of 16 bytes, so that descriptors of matrices further on are made by addition.
-__device__ __forceinline__ u64 wgmma_descriptor(const void* tile) {
-    return (smem_address(tile) >> 4) | (u64(1) << 16) | (u64(1024 >> 4) << 32) | (u64(1) << 62);
+__device__ __forceinline__ u64 wgmma_descriptor(const void* tile, bool turned) {
+    return (smem_address(tile) >> 4) | (u64(turned ? 64 * 128 >> 4 : 1) << 16) | (u64(1024 >> 4) << 32) |
+           (u64(1) << 62);
 }
 
 // The warp's lanes agree on the value; the compiler then keeps it in a uniform register.

@@ -1,4 +1,5 @@
-// What becomes of a tile's sums: scales that hold for all of K, bias, the output's type, and the way out.
+// What becomes of a tile's sums: scales that hold for all of K, bias, alpha and beta C, the output's type, and the way
+// out.
 #pragma once
 #include "common/ptx.cuh"
 
@@ -15,9 +16,16 @@ struct Row {
     int zero;
 };
 
+__device__ __forceinline__ float row_scale(const Arguments& arguments, int m) {
+#if ELEMENT_BYTES == 2
+    return arguments.alpha;
+#else
+    return FINISH_SCALES ? __ldg(arguments.a_scale + (long long)m * A_STEP) : 1.0f;
+#endif
+}
+
 __device__ __forceinline__ Row row_of(const Arguments& arguments, int m) {
-    return {FINISH_SCALES ? __ldg(arguments.a_scale + (long long)m * A_STEP) : 1.0f,
-            HAS_ZERO ? __ldg(arguments.a_zero + (long long)m * arguments.zero_step) : 0};
+    return {row_scale(arguments, m), HAS_ZERO ? __ldg(arguments.a_zero + (long long)m * arguments.zero_step) : 0};
 }
 
 // The sum of a row of B, of which a zero point of A has added too many.
@@ -29,15 +37,28 @@ __device__ __forceinline__ float col_scale(const Arguments& arguments, int n) {
     return FINISH_SCALES ? __ldg(arguments.b_scale + (long long)n * B_STEP) : 1.0f;
 }
 
+__device__ __forceinline__ float widened(const void* values, int type, long long at) {
+    if (type == FP32) return static_cast<const float*>(values)[at];
+    const unsigned short half = static_cast<const unsigned short*>(values)[at];
+    return type == FP16 ? widen_fp16(half) : __uint_as_float(u32(half) << 16);
+}
+
 __device__ __forceinline__ float bias_at(const Arguments& arguments, int n) {
-    if constexpr (!HAS_BIAS) return 0.0f;
-    if (arguments.bias_type == FP32) return __ldg(static_cast<const float*>(arguments.bias) + n);
-    const unsigned short half = __ldg(static_cast<const unsigned short*>(arguments.bias) + n);
-    return arguments.bias_type == FP16 ? widen_fp16(half) : __uint_as_float(u32(half) << 16);
+    return HAS_BIAS ? widened(arguments.bias, arguments.bias_type, n) : 0.0f;
+}
+
+// beta C is added last. C may be D itself: who reads an element is who writes it.
+__device__ __forceinline__ float with_c(float value, const Arguments& arguments, int m, int n) {
+#if HAS_C
+    m = min(m, arguments.shape_m - 1), n = min(n, SHAPE_N - 1);
+    value += arguments.beta * widened(arguments.c, arguments.c_type, m * arguments.c_row + n * arguments.c_col);
+#endif
+    return value;
 }
 
 __device__ __forceinline__ float finished(float sum, const Row& row, float col, float bias, int) {
     if constexpr (FINISH_SCALES) sum *= row.scale * col;
+    if constexpr (ELEMENT_BYTES == 2) sum *= row.scale;
     if constexpr (HAS_BIAS) sum += bias;
     return sum;
 }

@@ -27,7 +27,8 @@ struct Epilogue {
                         const int n = first_col + 8 * j + offset + i;
                         // All lanes take part in the shuffles, also those with nothing to write.
                         const float value = columns.finish(sums[wave][4 * j + 2 * half + i], row, 8 * j, offset + i);
-                        if (m < arguments.shape_m && n < SHAPE_N) store_one(arguments, m, n, value);
+                        if (m < arguments.shape_m && n < SHAPE_N)
+                            store_one(arguments, m, n, with_c(value, arguments, m, n));
                     }
             }
     }

@@ -125,7 +125,8 @@ struct Epilogue {
             const Four<Sum> sum = *reinterpret_cast<const Four<Sum>*>(turned + (i * 8 + in_group) * PITCH + col);
             float v[4];
 #pragma unroll
-            for (int j = 0; j < 4; ++j) v[j] = finished(sum.of[j], rows[i], col_scales[j], biases[j], totals[j]);
+            for (int j = 0; j < 4; ++j)
+                v[j] = with_c(finished(sum.of[j], rows[i], col_scales[j], biases[j], totals[j]), arguments, m, n + j);
             store_four(arguments, m, n, v);
         }
     }

@@ -46,10 +46,13 @@ struct Epilogue {
                 for (int part = 0; part < 2; ++part) {  // 8 columns each
                     const Sum* v = sums[wave] + 8 * j + 4 * part;
                     const int eight = 16 * j + 8 * part;
-                    packed[2 * part] = pack_out(columns.finish(v[0], top, eight, offset),
-                                                columns.finish(v[1], top, eight, offset + 1));
-                    packed[2 * part + 1] = pack_out(columns.finish(v[2], bottom, eight, offset),
-                                                    columns.finish(v[3], bottom, eight, offset + 1));
+                    const int n = first_col + eight + offset;
+                    packed[2 * part] =
+                        pack_out(with_c(columns.finish(v[0], top, eight, offset), arguments, m, n),
+                                 with_c(columns.finish(v[1], top, eight, offset + 1), arguments, m, n + 1));
+                    packed[2 * part + 1] =
+                        pack_out(with_c(columns.finish(v[2], bottom, eight, offset), arguments, m + 8, n),
+                                 with_c(columns.finish(v[3], bottom, eight, offset + 1), arguments, m + 8, n + 1));
                 }
                 const int col = 16 * j + lane / 16 * 8, chunk = col % SLAB / 8;  // of 16 bytes; swizzled as TMA expects
                 const int swizzled = chunk ^ row * (SLAB * 2) / 128 % (SLAB / 8);

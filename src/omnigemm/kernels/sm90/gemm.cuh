@@ -7,15 +7,17 @@
 // A cluster of blocks works together in two ways. SHARE blocks have neighbouring tiles, and each loads its part of the
 // operand that they have in common for all of them. SPLIT blocks have the same tile and a part of K each.
 //
-// A stage carries the operands of 128 of K, by TMA, and the scales that belong to them, by warps of their own.
+// A stage carries 128 bytes of K of the operands, by TMA, and the scales that belong to them, by warps of their own. An
+// operand is turned if its rows, and not K, lie side by side in memory: the tensor cores read 16-bit ones either way.
 //
 // The source that includes this (see sm90.py) defines the constants in capitals that are not defined here.
 #pragma once
 #include "common/pipeline.cuh"
 #include "common/scheduler.cuh"
 
-constexpr int BLOCK_K = 128;  // bytes: one swizzled row, and one block of scales
-constexpr int K_BLOCKS = (SHAPE_K + BLOCK_K - 1) / BLOCK_K;
+constexpr int BLOCK_K = 128;                       // bytes: one swizzled row, and one block of scales
+constexpr int ELEMENTS = BLOCK_K / ELEMENT_BYTES;  // of K in a block
+constexpr int K_BLOCKS = (SHAPE_K + ELEMENTS - 1) / ELEMENTS;
 constexpr int TILE_ROWS = 64 * WAVES * MATH_GROUPS;
 constexpr int LEFT_BYTES = TILE_ROWS * BLOCK_K;
 constexpr int RIGHT_BYTES = TILE_COLS * BLOCK_K;
@@ -70,11 +72,17 @@ struct Arguments {
     int zero_step;      // 1: a zero point for each row of A, 0: one for all
     const int* a_zero;  // with HAS_ZERO
     const int* b_sums;  // of its rows
+#if ELEMENT_BYTES == 2  // D = alpha A B + beta C
+    float alpha, beta;
+    const void* c;
+    long long c_row, c_col;  // from element to element
+    int c_type;              // of epilogue.cuh
+#endif
 };
 
 #include "sm90/epilogue.cuh"
-#if INT8
-#include "sm90/mainloop_int8.cuh"
+#if INT8 || ELEMENT_BYTES == 2
+#include "sm90/mainloop_straight.cuh"
 #else
 #include "sm90/mainloop_fp8.cuh"
 #endif
@@ -120,16 +128,20 @@ struct Work {
 };
 
 // One operand's tile; of a shared one, this block's part, to all blocks that share it.
-template <int rows, int share>
+template <int rows, int share, bool turned>
 __device__ __forceinline__ void load_operand(char* target, const TensorMap* map, u64* full, int block, int tile,
                                              const Work& work) {
-    if constexpr (share == 1) {
-        tma_load_2d(target, map, full, block * BLOCK_K, tile * rows);
-    } else {
-        constexpr int part = rows / share;
-        const unsigned short sharers = ((1 << share) - 1) << (cluster_ctarank() - work.share_rank);
-        tma_load_2d_multicast(target + work.share_rank * part * BLOCK_K, map, full, block * BLOCK_K,
-                              tile * rows + work.share_rank * part, sharers);
+    constexpr int part = rows / share, copies = turned ? part / 64 : 1;
+    const int from = share > 1 ? work.share_rank * part : 0;
+    const unsigned short sharers = share > 1 ? ((1 << share) - 1) << (cluster_ctarank() - work.share_rank) : 0;
+#pragma unroll
+    for (int copy = 0; copy < copies; ++copy) {
+        const int row = tile * rows + from + copy * 64, k = block * ELEMENTS;
+        char* to = target + (from + copy * 64) * BLOCK_K;
+        if constexpr (share > 1)
+            tma_load_2d_multicast(to, map, full, turned ? row : k, turned ? k : row, sharers);
+        else
+            tma_load_2d(to, map, full, turned ? row : k, turned ? k : row);
     }
 }
 
@@ -142,9 +154,9 @@ struct Loader {
         char* target = shared.stages + stage * STAGE_BYTES;
         u64* full = &shared.ring->full[stage];
         if (the_left)
-            load_operand<TILE_ROWS, LEFT_SHARE>(target, left, full, block, tile.row, work);
+            load_operand<TILE_ROWS, LEFT_SHARE, LEFT_TURNED>(target, left, full, block, tile.row, work);
         else
-            load_operand<TILE_COLS, RIGHT_SHARE>(target + LEFT_BYTES, right, full, block, tile.col, work);
+            load_operand<TILE_COLS, RIGHT_SHARE, RIGHT_TURNED>(target + LEFT_BYTES, right, full, block, tile.col, work);
     }
     __device__ __forceinline__ void load_weights(int stage, int block, const Tile& tile) const {
         mbarrier_arrive_expect_tx(&shared.ring->full[stage], STAGE_BYTES);

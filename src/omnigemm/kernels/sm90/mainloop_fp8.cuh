@@ -54,7 +54,7 @@ struct Mainloop : Operands {
     static __device__ __forceinline__ void multiply(float (&part)[REGS], u64 left, u64 right) {
         wgmma_fence();
 #pragma unroll
-        for (int k = 0; k < BLOCK_K / 32; ++k) wgmma(part, left + k * K_STEP, right + k * K_STEP, k != 0);
+        for (int k = 0; k < BLOCK_K / 32; ++k) wgmma(part, left + k * LEFT_STEP, right + k * RIGHT_STEP, k != 0);
         wgmma_commit_group();
     }
 

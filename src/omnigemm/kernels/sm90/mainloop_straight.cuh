@@ -1,10 +1,14 @@
-// int8 operands, exact sums in 32 bits: nothing is scaled before all of K is added, so the products of DEPTH blocks may
-// be running while the next ones are begun.
+// Operands whose products the tensor cores add up over all of K: int8, exact in 32 bits, and 16-bit floats, in fp32.
+// Nothing is scaled on the way, so the products of DEPTH blocks may be running while the next ones are begun.
 #pragma once
 #include "sm90/mainloop.cuh"
 
 struct Mainloop : Operands {
+#if INT8
     using Sums = int[WAVES][REGS];
+#else
+    using Sums = float[WAVES][REGS];
+#endif
     static_assert(STAGES > DEPTH, "a stage more than there are products running");
 
     __device__ __forceinline__ Mainloop(const char* stages, int row_group, int) : Operands(stages, row_group) {}
@@ -14,7 +18,12 @@ struct Mainloop : Operands {
 #pragma unroll
         for (int wave = 0; wave < WAVES; ++wave)
 #pragma unroll
-            for (int i = 0; i < REGS; ++i) asm volatile("" : "+r"(sums[wave][i])::"memory");
+            for (int i = 0; i < REGS; ++i)
+#if INT8
+                asm volatile("" : "+r"(sums[wave][i])::"memory");
+#else
+                asm volatile("" : "+f"(sums[wave][i])::"memory");
+#endif
     }
 
     template <class Ring, class At>
@@ -35,7 +44,7 @@ struct Mainloop : Operands {
             for (int k = 0; k < BLOCK_K / 32; ++k)
 #pragma unroll
                 for (int wave = 0; wave < WAVES; ++wave)
-                    wgmma(sums[wave], left_now + wave * WAVE_STEP + k * K_STEP, right_now + k * K_STEP, true);
+                    wgmma(sums[wave], left_now + wave * WAVE_STEP + k * LEFT_STEP, right_now + k * RIGHT_STEP, true);
             wgmma_commit_group();
             at.advance();
             wgmma_wait_group<DEPTH>();
