@@ -204,7 +204,7 @@ def main(
             ]
             made = list(entries(m, n, k, one_kind, took))
             found += made
-            last = ", ".join(f"{row['us']}" + f" (BLAS {row['blas_us']})" * ("blas_us" in row) for row in made)
+            last = ", ".join(f"{row['us']}" + (f" (BLAS {row['blas_us']})" if "blas_us" in row else "") for row in made)
             print(f"{one_kind} {m}x{n}x{k}: {last}; {off[-1]:.2f}; {time.perf_counter() - start:.0f} s", flush=True)
     out.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(f"  {json.dumps(row)}" for row in found)

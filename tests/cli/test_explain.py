@@ -92,9 +92,9 @@ def test_gpu_runs_a_product_of_nothing(run):
 
 
 def test_gpu_has_no_kernel_for_it(run):
-    result = run("explain", "gemm", "8", "8", "16", "--gpu", "h200")
+    result = run("explain", "int4_gemm", "8", "8", "128", "--gpu", "h200")
     assert result.code == 1
-    assert "kernels for fp8_gemm and int8_gemm so far" in result.out
+    assert "kernels for fp8_gemm, int8_gemm, gemm so far" in result.out
     assert "Nothing can run it there" in result.out
 
 

@@ -44,8 +44,6 @@ class CudaBackend:
             return Support(False, f"this backend has kernels for {', '.join(_OPS)} so far")
         if problem.a_dtype == "fp32":
             return Support(False, "fp32 products are the blas backend's: tensor cores would round the operands")
-        if problem.out_dtype not in (problem.a_dtype, "fp32") and problem.op == "gemm":
-            return Support(False, f"a result in {problem.out_dtype} of {problem.a_dtype}, expected that type or fp32")
         if which.capability != (9, 0):
             major, minor = which.capability
             return Support(False, f"{which.name} is sm_{major}{minor}; the kernels here so far are for sm_90 (Hopper)")

@@ -34,6 +34,7 @@ class Choice:
     seconds: float
     measured: bool = False  # in the GPU's table, or else by the model
     early: bool = False  # load the first weights while the kernel before still runs: only if they are constant
+    against_blas: float | None = None  # the time in parts of what cuBLAS took in the same run
 
 
 def choices(variant: Variant, m: int, gpu: Gpu, constant_weights: bool = False) -> tuple[Choice, ...]:
@@ -177,7 +178,14 @@ def _measured(variant: Variant, m: int, gpu: Gpu, constant_weights: bool) -> Cho
     """The entry for this weight, these scales and number of rows."""
     for row in table(gpu).get((variant.n, variant.k, kind_of(variant)), ()):
         if row["m_from"] <= m <= row["m_to"] and row.get("constant_weights", constant_weights) == constant_weights:
-            return Choice(Config(**row["config"]), row["us"] * 1e-6, measured=True, early=row.get("early", False))
+            blas = row.get("blas_us")
+            return Choice(
+                Config(**row["config"]),
+                row["us"] * 1e-6,
+                measured=True,
+                early=row.get("early", False),
+                against_blas=None if blas is None else row["us"] / blas,
+            )
     return None
 
 

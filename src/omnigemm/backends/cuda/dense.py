@@ -16,6 +16,7 @@ from ...core.errors import DeviceError
 from ...core.plan import Plan
 from ...core.problem import Problem
 from ...core.settings import current
+from ..blas import estimate
 from . import choice, sm90
 from .gpu import Gpu
 from .jit import KernelSpec
@@ -25,6 +26,9 @@ from .launch import Launcher, Matrix, raw_stream
 _log = logging.getLogger("omnigemm")
 ALIGN = 16  # bytes: where the copy engine wants rows to begin
 _VALUES = "PPPPqiiiiPP"  # struct Arguments of gemm.cuh
+# With many rows our kernels and cuBLAS are within a few hundredths of each other: ours has to be clearly ahead by the
+# model, unless both were measured.
+_MODELLED_ROWS, _DOUBT = 256, 1.1
 
 
 ROW_SUMS = KernelSpec(
@@ -95,7 +99,10 @@ def aligned(x: Tensor) -> Tensor:
 
 def aligned_copy(x: Tensor) -> Tensor:
     copied = aligned(x)
-    copied.view(torch.uint8).copy_(x.view(torch.uint8))
+    if x.element_size() == 1:  # not all of these types have a copy of their own
+        copied.view(torch.uint8).copy_(x.view(torch.uint8))
+    else:
+        copied.copy_(x)
     return copied
 
 
@@ -323,7 +330,17 @@ class Sm90Dense:
         return Support(True, ", ".join(words))
 
     def cost(self, problem: Problem, device: torch.device) -> float:
-        return problem.batch * self.choice.seconds
+        seconds = problem.batch * self.choice.seconds
+        if problem.op != "gemm":
+            return seconds
+        # In 16 bits there is cuBLAS to compete with.
+        library = estimate.seconds(problem)
+        if self.choice.against_blas is not None and problem.batch == 1:
+            seconds = library * self.choice.against_blas
+        elif problem.m > _MODELLED_ROWS:
+            seconds *= _DOUBT
+        copied = 2.0 * (problem.m + problem.n) * problem.k * 2 / self.gpu.memory + 10e-6 if _copied(problem) else 0.0
+        return seconds + problem.batch * copied
 
     def plan(self, problem: Problem, device: torch.device) -> Plan:
         from .gemm import Gemm

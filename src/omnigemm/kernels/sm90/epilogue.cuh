@@ -73,7 +73,7 @@ __device__ __forceinline__ float finished(int sum, const Row& row, float col, fl
         const double whole = static_cast<double>(sum - static_cast<long long>(row.zero) * total);
         return static_cast<float>(whole * row.scale * col + static_cast<double>(bias));
     }
-    const float high = __int2float_rn(sum & ~255), low = __int2float_rn(sum & 255);  // both exact
+    const float high = __int2float_rn(sum), low = __int2float_rn(sum - __float2int_rn(high));  // together exact
     const float rest = fmaf(high, fmaf(row.scale, col, -scale), low * scale);
     if constexpr (!HAS_BIAS) return fmaf(high, scale, rest);
     // Rounded one by one: a product that is joined with the addition would not be the one whose rest is taken below.
