@@ -5,7 +5,7 @@
 
 Weights are stated to be constant, as they are in a model (`omnigemm.settings(constant_weights=True)`): `us` of a row is
 that. With few rows, `us_any_weights` is the time without that statement. Peers are torch's own products and, where it
-can be imported, deep_gemm. The blas backend's rows come from benchmarks/blas.py, the quantisers' from
+can be imported, deep_gemm. The rows of gemm come from benchmarks/gemm.py, the quantisers' from
 benchmarks/quant.py.
 """
 
@@ -242,7 +242,7 @@ def main(
 
     if not torch.cuda.is_available():
         sys.exit("benchmarks/gpu.py: there is no NVIDIA GPU on this machine")
-    import blas
+    import gemm
 
     import quant
 
@@ -261,15 +261,15 @@ def main(
         for shape in track(INT8_SHAPES, "measuring int8"):
             rows.append(measure_int8(*shape))
             print("int8", rows[-1]["shape"], rows[-1]["us"], rows[-1]["floor_us"], rows[-1]["peers"], flush=True)
-        host |= {f"blas: {name}": us for name, us in blas.host_us().items()}
-        rows += blas.measure(None)
-        print("\n".join(blas.summary([row for row in rows if "ratio" in row])), flush=True)
+        host |= {f"gemm: {name}": us for name, us in gemm.host_us().items()}
+        rows += gemm.measure(None)
+        print("\n".join(gemm.summary([row for row in rows if "ratio" in row])), flush=True)
         host |= {f"quantisers: {name}": us for name, us in quant.host_us().items()}
         rows += quant.rows("")
     if tests is None:
         return
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    method = f"{graph.METHOD}; our own kernels with weights stated to be constant. The blas backend: {blas.METHOD}. "
+    method = f"{graph.METHOD}; our own kernels with weights stated to be constant. gemm: {gemm.METHOD}. "
     method += f"Quantisers: {quant.METHOD}"
     made = record.new(rows, method, record.cuda_source_hash())
     made["gpu"] = torch.cuda.get_device_name(0)

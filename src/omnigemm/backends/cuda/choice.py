@@ -28,6 +28,15 @@ _SWAP_DEPTHS = {
 }
 
 
+# The model's constants: cycles, bytes a cycle, parts of a whole, seconds.
+_CHAIN, _CHAIN_ROWS, _PROMOTION = 256.0, 9.0, 2.9
+_BUSY, _BUSY_DENSE, _BUSY_DENSE_2 = 0.75, 0.84, 0.82
+_ARRIVING, _SHARED = 80.0, 140.0
+_EVEN, _NEXT_BLOCK, _NEXT_TILE = 0.45, 1200.0, 6.7
+_START_SWAP, _START_SPLIT, _START_LATE, _START_ROWS, _START_DENSE = 2.3e-6, 0.3e-6, 1.0e-6, 2.0e-6, 1.5e-6
+_OVERLAP = 0.38
+
+
 @dataclasses.dataclass(frozen=True)
 class Choice:
     config: Config
@@ -131,40 +140,44 @@ def seconds(config: Config, variant: Variant, m: int, gpu: Gpu) -> float:
 
     The sizes are the chip's; the times, and how busy tensor cores get, were set on what benchmarks/tune.py measured.
     """
-    n, k = variant.n, variant.k
-    k_blocks = variant.k_blocks
+    n, k_blocks, dense = variant.n, variant.k_blocks, m > 256
     tiles = _whole(m, config.tile_m) * _whole(n, config.tile_n)
-    size = 4 if variant.out_dtype == "fp32" else 2
-    dense = m > 256
-    memory = (variant.element_bytes * (n * k + m * k) + size * m * n) / gpu.memory
+    out_bytes = m * n * (4 if variant.out_dtype == "fp32" else 2)
+    memory = (variant.element_bytes * (n + m) * variant.k + out_bytes) / gpu.memory
     loaded = (config.rows / config.left_share + config.cols / config.right_share) * BLOCK_K
     l2 = tiles * k_blocks * loaded / gpu.l2
-    # Cycles of a block of K. A warpgroup waits for its own products, then scales and adds them, and sees to barriers.
+    # Cycles of a block of K. A warpgroup waits for its own products, and sees to barriers; fp8's are then scaled and
+    # added.
     products = 64 * config.waves * config.cols * BLOCK_K / 4096
     sums = config.waves * config.cols / 2
-    chain = products + 2.9 * sums + (300 / config.depth if config.swap else 30 * config.waves)
+    chain = products + (_CHAIN / config.depth if config.swap else _CHAIN_ROWS * config.waves)
+    if not variant.straight:
+        chain += _PROMOTION * sums
     # Meanwhile the multiprocessor multiplies for all of them, fetches operands, writes and reads them.
     arriving = (config.rows + config.cols) * BLOCK_K
     read = config.math_groups * config.waves * (64 + config.cols) * BLOCK_K
-    tensor = config.math_groups * products / (0.56 if not dense else 0.85 if config.waves == 2 else 0.79)
-    unit = max(tensor, arriving / 55, (arriving + read) / 128)
+    busy = (_BUSY_DENSE_2 if config.waves == 2 else _BUSY_DENSE) if dense else _BUSY
+    unit = max(config.math_groups * products / busy, arriving / _ARRIVING, (arriving + read) / _SHARED)
     blocks = tiles * config.split
     together = min(config.blocks_per_sm, _whole(blocks, gpu.multiprocessors))
     places = gpu.multiprocessors // config.cluster * config.cluster
     if config.swap and config.cluster > 2:
         # A cluster lies in one of the chip's parts, of which at least seven have sixteen multiprocessors.
         places = 7 * (16 // config.cluster * config.cluster)
-    rounds = _whole(blocks, places * config.blocks_per_sm)
-    cycles = rounds * _whole(k_blocks, config.split) * max(chain, together * unit)
+    rounds = float(_whole(blocks, places * config.blocks_per_sm))
+    each = _whole(k_blocks, config.split) * max(chain, together * unit)
     if config.swap:
-        # Blocks beyond one for each multiprocessor leave less room for the next kernel to begin early.
-        late = (0.3e-6 if config.cluster > 2 else 0.1e-6) * (blocks > places)
-        start = 2.3e-6 + 0.1e-6 * (config.split > 1) + late
+        # Blocks of a later round begin when any of an earlier one is done, and fill the pipeline anew.
+        rounds = _EVEN * max(1.0, blocks / (places * config.blocks_per_sm)) + (1.0 - _EVEN) * rounds
+        cycles = rounds * each + (rounds - 1.0) * _NEXT_BLOCK
+        start = _START_SWAP + _START_SPLIT * (config.split > 1)
+        if config.cluster > 2 and blocks > places:  # they leave no room for the next kernel to begin early
+            start += _START_LATE
     else:
-        start = 3.0e-6 if dense else 1.9e-6
-        cycles += rounds * (560 + 2.3 * sums) * (0.5 if dense else 1.0)
-    busy = cycles / (gpu.dense_clock if dense else gpu.clock)
-    return start + max(memory, l2, busy) + 0.4 * min(memory, busy)
+        cycles = rounds * (each + _NEXT_TILE * sums * (2.0 if dense else 1.0))
+        start = _START_DENSE if dense else _START_ROWS
+    time = cycles / (gpu.dense_clock if dense else gpu.clock)
+    return start + max(memory, l2, time) + _OVERLAP * min(memory, time)
 
 
 def kind_of(variant: Variant) -> str:
