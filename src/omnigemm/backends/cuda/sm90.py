@@ -140,6 +140,7 @@ class Variant:
     bias: bool = False
     zero_points: bool = False  # of int8 activations
     out_by_tma: bool = True  # 16-bit results with rows at multiples of 16 bytes
+    grouping: str = ""  # rows in groups with a weight each: contiguous, or masked slabs
 
     @property
     def int8(self) -> bool:
@@ -156,15 +157,20 @@ class Variant:
         return self.out_by_tma and not config.swap and not self.zero_points
 
     def shared_bytes(self, config: Config) -> int:
-        return config.shared_bytes(
+        size = config.shared_bytes(
             self.left_scale(config.swap), self.right_scale(config.swap), self.stores_by_tma(config)
         )
+        # A block with many tiles turns its results, up to 32 tokens at a time, in memory of their own.
+        turned = -(-min(config.cols, 32) * (config.rows + 4) * 4 // 1024) * 1024
+        return size + (turned if self.grouping and config.swap else 0)
 
     def fault(self, config: Config) -> str | None:
         """Why this config cannot compute this, in words, or None."""
         fault = config.fault()
         if fault is not None:
             return fault
+        if self.grouping and config.split > 1:
+            return f"split is {config.split}, expected 1 for groups"
         if self.int8 and config.stages <= config.depth:
             return f"stages is {config.stages}, expected more than the depth {config.depth} for int8"
         if self.int8 and config.cols % 16 and config.cols not in (8, 24):
@@ -192,6 +198,8 @@ def name(config: Config, variant: Variant) -> str:
     kind = f"{variant.a_scale}_{variant.b_scale}".replace("1x128_128x128", "block").replace("1x128_1x128", "1x128")
     kind = kind.replace("token_channel", "token").replace("tensor_tensor", "tensor")
     way = f"swap_split{config.split}" if config.swap else "rows"
+    if variant.grouping:
+        way = f"{variant.grouping}_{'swap' if config.swap else 'rows'}"
     return f"omnigemm_sm90_{'int8' if variant.int8 else 'fp8'}_{kind}_{way}_{config.tile_m}x{config.tile_n}"
 
 
@@ -230,6 +238,8 @@ def source(config: Config, variant: Variant) -> str:
     constants = {
         "KERNEL": name(config, variant),
         "INT8": int(variant.int8),
+        "GROUPED": int(variant.grouping != ""),
+        "SLABS": int(variant.grouping == "masked"),
         "SWAP": int(config.swap),
         "OUT_BY_TMA": int(variant.stores_by_tma(config)),
         "SHAPE_N": variant.n,
