@@ -16,7 +16,7 @@ KERNELS = Path(__file__).parents[3] / "src" / "omnigemm" / "kernels"
 SHIM = """
 #include "common/groups.cuh"
 extern "C" int fill(const int* given, int count, int limit, int rows_each, int cols, bool slabs, int lanes, Group* to) {
-    const Groups groups{given, count, limit, rows_each, cols, slabs};
+    const Groups groups{given, 1, count, limit, rows_each, cols, slabs};
     int row = 0, tile = 0;
     for (int lane = 0; lane < lanes; ++lane) {  // as the lanes of a warp do, with the two running values by shuffles
         const int own = groups.tiles(lane, lanes, row, 0, nullptr);
@@ -28,9 +28,12 @@ extern "C" int fill(const int* given, int count, int limit, int rows_each, int c
     }
     return tile;
 }
+extern "C" void fill_in_place(Group* table, int count, int limit, int rows_each, int cols, bool slabs) {
+    Groups{&table->row_end, 2, count, limit, rows_each, cols, slabs}.tiles(0, 1, 0, 0, table);
+}
 extern "C" void tile(const Group* table, int count, int rows_each, int cols, bool slabs, int index, int band, bool turn,
                      int* out) {
-    const Groups groups{nullptr, count, 0, rows_each, cols, slabs};
+    const Groups groups{nullptr, 1, count, 0, rows_each, cols, slabs};
     const GroupTile one = groups.tile(table, index, band, turn);
     out[0] = one.tile.row, out[1] = one.tile.col, out[2] = one.group, out[3] = one.first, out[4] = one.rows;
 }
@@ -73,6 +76,10 @@ def walk(
         again = (ctypes.c_int * (2 * count))()
         assert library.fill(numbers, count, limit, rows_each, cols, slabs, lanes, again) == total
         assert list(again) == list(table)
+    for group in range(count):
+        again[2 * group] = given[group]
+    library.fill_in_place(again, count, limit, rows_each, cols, slabs)
+    assert list(again) == list(table)
     seen = []
     for block in range(grid):
         for index in range(block, total, grid):

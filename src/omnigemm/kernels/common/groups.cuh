@@ -21,15 +21,14 @@ struct GroupTile {
 // How rows are given: `ends`, ascending, or a count of rows for each slab. What lies outside 0 .. limit, or before the
 // group's predecessor, is taken as the nearest that does not: bad numbers give wrong rows, never a bad address.
 struct Groups {
-    const int* given;
-    int count, limit;
+    const int* given;  // every `stride`-th; may lie where the table's row_end will be
+    int stride, count, limit;
     int rows_each, col_packs;  // rows of a tile, or of the tiles that a cluster works on together; and such in a row
     bool slabs;
 
     OMNIGEMM_BOTH int end(int group, int before) const {
-        const int value = given[group] < limit ? given[group] : limit;
-        const int least = slabs ? 0 : before;
-        return value > least ? value : least;
+        const int value = given[group * stride], least = slabs ? 0 : before;
+        return value <= least ? least : value < limit ? value : limit;
     }
     OMNIGEMM_BOTH int row_packs(int rows) const { return (rows + rows_each - 1) / rows_each; }
 

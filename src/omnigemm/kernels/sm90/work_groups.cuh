@@ -37,6 +37,7 @@ struct Work {
 
     __device__ __forceinline__ Work(const Arguments& arguments)
         : groups{arguments.groups,
+                 1,
                  arguments.group_count,
                  arguments.shape_m,
                  SWAP ? TILE_COLS * LEFT_SHARE : TILE_ROWS * RIGHT_SHARE,
@@ -53,7 +54,13 @@ struct Work {
         griddepcontrol_wait();
         if (warp != 1) return;
         const int lane = threadIdx.x % 32;
-        int row = groups.last_end(lane, 32), tile = 0;
+        // From far away all at once; what follows reads them one after the other.
+#pragma unroll 8
+        for (int g = lane; g < groups.count; g += 32) lines[g].row_end = groups.given[g];
+        groups.given = &lines->row_end;
+        groups.stride = 2;
+        __syncwarp();
+        int row = groups.last_end(lane, 32);
 #pragma unroll
         for (int step = 1; step < 32; step *= 2) {
             const int other = __shfl_up_sync(~0u, row, step);
@@ -62,7 +69,7 @@ struct Work {
         row = __shfl_up_sync(~0u, row, 1);
         if (lane == 0) row = 0;
         const int own = groups.tiles(lane, 32, row, 0, nullptr);
-        tile = own;
+        int tile = own;
 #pragma unroll
         for (int step = 1; step < 32; step *= 2) {
             const int other = __shfl_up_sync(~0u, tile, step);
