@@ -41,12 +41,12 @@ struct Epilogue {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
         const int row = warp * 16 + lane % 16;  // that this lane writes, of the wave's 64
         const int first_row = tile.row * TILE_ROWS + math_group * 64 * WAVES, first_col = tile.col * TILE_COLS;
-        const int rows = tile.rows(arguments), out_row = tile.out_row(arguments);
         const Columns columns(arguments, tile, first_col);
         const int offset = lane % 4 * 2;
 #pragma unroll
         for (int wave = 0; wave < waves; ++wave) {
-            const int left = rows - first_row - wave * 64;  // of the group's rows; behind them are another's
+            // Rows that are the product's own; in groups, those behind them are another's.
+            const int left = tile.rows(arguments) - first_row - wave * 64;
             if (GROUPED && left <= 0) break;
             char* buffer = out + math_group * GROUP_BYTES + wave % OUT_BUFFERS * WAVE_BYTES;
             if (wave % OUT_BUFFERS == 0) {
@@ -54,8 +54,8 @@ struct Epilogue {
                 named_barrier_sync(1 + math_group, 128);
             }
             const int m = tile.row * TILE_ROWS + row_in_tile + wave * 64;
-            const Row top = row_of(arguments, tile.a_scale_row(arguments) + min(m, rows - 1));
-            const Row bottom = row_of(arguments, tile.a_scale_row(arguments) + min(m + 8, rows - 1));
+            const Row top = row_of(arguments, tile.a_scale_row(arguments) + min(m, tile.rows(arguments) - 1));
+            const Row bottom = row_of(arguments, tile.a_scale_row(arguments) + min(m + 8, tile.rows(arguments) - 1));
 #pragma unroll
             for (int j = 0; j < TILE_COLS / 16; ++j) {
                 u32 packed[4];
@@ -76,12 +76,12 @@ struct Epilogue {
             fence_proxy_async();
             named_barrier_sync(1 + math_group, 128);
             if (GROUPED && left < 64) {
-                store_rows(buffer, arguments, out_row + first_row + wave * 64, left, first_col);
+                store_rows(buffer, arguments, tile.out_row(arguments) + first_row + wave * 64, left, first_col);
             } else if (storing_thread()) {
 #pragma unroll
                 for (int slab = 0; slab < TILE_COLS / SLAB; ++slab)
                     tma_store_2d(map, buffer + slab * SLAB_BYTES, first_col + slab * SLAB,
-                                 out_row + first_row + wave * 64);
+                                 tile.out_row(arguments) + first_row + wave * 64);
                 bulk_commit_group();
             }
         }
