@@ -5,8 +5,8 @@
 
 Weights are stated to be constant, as they are in a model (`omnigemm.settings(constant_weights=True)`): `us` of a row is
 that. With few rows, `us_any_weights` is the time without that statement. Peers are torch's own products and, where it
-can be imported, deep_gemm. The rows of gemm come from benchmarks/gemm.py, the quantisers' from
-benchmarks/quant.py.
+can be imported, deep_gemm. The rows of gemm come from benchmarks/gemm.py, the quantisers' from benchmarks/quant.py,
+those of groups from benchmarks/groups.py.
 """
 
 from __future__ import annotations
@@ -243,6 +243,7 @@ def main(
     if not torch.cuda.is_available():
         sys.exit("benchmarks/gpu.py: there is no NVIDIA GPU on this machine")
     import gemm
+    import groups
 
     import quant
 
@@ -266,11 +267,12 @@ def main(
         print("\n".join(gemm.summary([row for row in rows if "ratio" in row])), flush=True)
         host |= {f"quantisers: {name}": us for name, us in quant.host_us().items()}
         rows += quant.rows("")
+        rows += groups.rows(deep_gemm=deep_gemm_name())
     if tests is None:
         return
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     method = f"{graph.METHOD}; our own kernels with weights stated to be constant. gemm: {gemm.METHOD}. "
-    method += f"Quantisers: {quant.METHOD}"
+    method += f"Quantisers: {quant.METHOD}. Groups: {groups.METHOD}"
     made = record.new(rows, method, record.cuda_source_hash())
     made["gpu"] = torch.cuda.get_device_name(0)
     made["driver"] = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]

@@ -47,6 +47,7 @@ class Operation:
 class Ops(NamedTuple):
     """An operation's two forms in torch.library, and what is behind them."""
 
+    name: str
     operation: Operation
     gather: Callable[..., Operands]
     outs: str
@@ -256,7 +257,7 @@ def register(
         library.impl(key, real, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{NAMESPACE}::{key}", fake, lib=library)
     space = getattr(torch.ops, NAMESPACE)
-    return Ops(operation, gather, outs, getattr(space, name).default, getattr(space, f"{name}_out").default)
+    return Ops(name, operation, gather, outs, getattr(space, name).default, getattr(space, f"{name}_out").default)
 
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
@@ -286,7 +287,7 @@ def repeated(
     if torch.compiler.is_compiling() or _watched():  # first: nobody who looks must see what was remembered
         return ANEW
     try:
-        recent = calls.recent[ops.operation.name, id(arguments[1]), arguments[0].size(-2)]
+        recent = calls.recent[ops.name, id(arguments[1]), arguments[0].size(-2)]
     except (KeyError, AttributeError, IndexError, TypeError):  # unknown, or not even a matrix
         return ANEW
     given = (out, out_dtype, backend, *arguments)
@@ -318,7 +319,7 @@ def _shortcut(
     _check_words(ops, out, out_dtype, backend)
     tensors = [i for i, one in enumerate(given) if type(one) in _PLAIN]
     others = [i for i in range(len(given)) if i not in tensors]
-    if any(i > 2 and given[i] is not None and type(given[i]) is not float for i in others):
+    if any(i > 2 and given[i] is not None and type(given[i]) not in (float, int) for i in others):
         return ANEW
     gradients = any(given[i].requires_grad for i in tensors)
     if gradients and torch.is_grad_enabled():
@@ -330,7 +331,7 @@ def _shortcut(
     if _TensorGuards is not None:
         pick, rest = itemgetter(*tensors), itemgetter(*others)
         same = _TensorGuards(*pick(given), dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-        place = operation.name, id(arguments[1]), arguments[0].size(-2)
+        place = ops.name, id(arguments[1]), arguments[0].size(-2)
         calls.remember(place, Recent(found, pick, same, rest, rest(given), current(), gradients))
     return result
 

@@ -101,8 +101,20 @@ def test_other_operations_are_refused(op: str) -> None:
     one = describe(op, m=16, n=256, k=512)
     answer = BACKEND.supports_on(one, H200)
     assert not answer
-    assert "fp8_gemm" in answer.reason
+    assert "fp8" in answer.reason
     assert BACKEND.specs(one, H200) == ()
+
+
+@pytest.mark.parametrize("op", ["grouped_gemm_contiguous", "grouped_gemm_masked"])
+@pytest.mark.parametrize(("dtype", "granularity"), [("e4m3", "128x128"), ("e5m2", "1x128"), ("int8", "token")])
+def test_groups_of_rows_run_on_hopper(op: str, dtype: str, granularity: str) -> None:
+    one = describe(op, m=16, n=256, k=512, groups=9, dtype=dtype, granularity=granularity)
+    assert BACKEND.supports_on(one, H200)
+    assert len(BACKEND.specs(one, H200)) == 1
+    assert BACKEND.specs(dataclasses.replace(one, groups=0), H200) == ()
+    many = BACKEND.supports_on(dataclasses.replace(one, groups=10000), H200)
+    assert not many
+    assert many.reason == "10000 groups, expected at most 8192"
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 9), (10, 0), (12, 0)])
@@ -184,7 +196,7 @@ def test_results_go_out_by_the_copy_engine_where_rows_allow(change: dict[str, ob
     assert variant.out_by_tma == by_tma
     # The rest is the problem's own.
     for field in dataclasses.fields(sm90.Variant):
-        if field.name not in ("out_by_tma", "a_turned", "b_turned"):
+        if field.name not in ("out_by_tma", "a_turned", "b_turned", "grouping"):
             assert getattr(variant, field.name) == getattr(one, field.name)
 
 

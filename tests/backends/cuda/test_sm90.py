@@ -185,6 +185,7 @@ VARIANT_CHANGES: dict[str, Any] = {
     "a_turned": True,
     "b_turned": True,
     "c": True,
+    "grouping": "masked",
 }
 
 
@@ -292,7 +293,26 @@ SIXTEEN = [
     (Config(False, 2, 2, 128, 3, left_share=2, out_buffers=2), variant(NO_SCALES, "fp16", c=True, **_FP16)),
     (Config(False, 2, 2, 128, 3, left_share=2), variant(NO_SCALES, "fp32", k=129, **_FP16, **_TURNED)),
 ]
-COMPILED = [*SWAPS, *BY_ROW, *MEASURED, *INTEGERS, *SIXTEEN]
+_ROWS: dict[str, Any] = {"grouping": "contiguous"}
+_SLABS: dict[str, Any] = {"grouping": "masked"}
+GROUPS = [
+    (Config(True, 1, 1, 8, 7, depth=4, blocks_per_sm=3), variant(n=7168, k=2048, **_SLABS)),
+    (Config(True, 1, 1, 16, 8, depth=4, blocks_per_sm=2), variant(TOKEN, "fp32", **_ROWS, **ODD)),
+    (Config(True, 1, 1, 24, 8, depth=4), variant(ROWS, k=1000, **_ROWS)),
+    (Config(True, 2, 1, 32, 8, depth=4), variant(out="fp16", **_SLABS)),
+    (Config(True, 1, 1, 64, 6, left_share=2, depth=2), variant(TENSOR, a_dtype="e5m2", **_SLABS)),
+    (Config(True, 2, 1, 128, 5, right_share=2), variant(b_dtype="e5m2", **_ROWS)),
+    (Config(True, 1, 1, 64, 6, depth=2, blocks_per_sm=2), variant(TOKEN, **_INT8, **_ROWS)),
+    (Config(False, 1, 1, 96, 6), variant(**_SLABS, **ODD)),
+    (Config(False, 2, 1, 128, 4, right_share=2), variant(ROWS, k=1000, **_ROWS)),
+    (Config(False, 2, 1, 144, 4), variant(MIXED[1], "fp32", **_ROWS)),
+    (Config(False, 2, 1, 192, 4, left_share=2, band=16), variant(**_ROWS)),
+    (Config(False, 2, 1, 192, 4, right_share=2, band=16), variant(TOKEN, **_SLABS)),
+    (Config(False, 2, 2, 128, 3, left_share=2, out_buffers=2), variant(**_ROWS)),
+    (Config(False, 2, 2, 128, 3, left_share=2, out_buffers=2), variant(TOKEN, "fp16", **_SLABS)),
+    (Config(False, 2, 2, 128, 3, left_share=2, out_buffers=2), variant(TOKEN, **_INT8, **_SLABS)),
+]
+COMPILED = [*SWAPS, *BY_ROW, *MEASURED, *INTEGERS, *SIXTEEN, *GROUPS]
 
 
 @pytest.fixture(scope="module")

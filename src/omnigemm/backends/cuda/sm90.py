@@ -144,6 +144,7 @@ class Variant:
     a_turned: bool = False  # the rows of A, and not K, lie side by side in memory
     b_turned: bool = False
     c: bool = False  # beta C is added
+    grouping: str = ""  # rows in groups with a weight each: contiguous, or masked slabs
 
     @property
     def int8(self) -> bool:
@@ -177,15 +178,20 @@ class Variant:
         return self.out_by_tma and not config.swap and not self.zero_points
 
     def shared_bytes(self, config: Config) -> int:
-        return config.shared_bytes(
+        size = config.shared_bytes(
             self.left_scale(config.swap), self.right_scale(config.swap), self.stores_by_tma(config)
         )
+        # A block with many tiles turns its results, up to 32 tokens at a time, in memory of their own.
+        turned = -(-min(config.cols, 32) * (config.rows + 4) * 4 // 1024) * 1024
+        return size + (turned if self.grouping and config.swap else 0)
 
     def fault(self, config: Config) -> str | None:
         """Why this config cannot compute this, in words, or None."""
         fault = config.fault()
         if fault is not None:
             return fault
+        if self.grouping and config.split > 1:
+            return f"split is {config.split}, expected 1 for groups"
         if self.straight and config.stages <= config.depth:
             return f"stages is {config.stages}, expected more than the depth {config.depth} for {self.a_dtype}"
         if self.int8 and config.cols % 16 and config.cols not in (8, 24):
@@ -221,6 +227,8 @@ def name(config: Config, variant: Variant) -> str:
         kind = "".join("tn"[not turned] for turned in (variant.a_turned, variant.b_turned))
     type_name = variant.a_dtype if variant.straight else "fp8"
     way = f"swap_split{config.split}" if config.swap else "rows"
+    if variant.grouping:
+        way = f"{variant.grouping}_{'swap' if config.swap else 'rows'}"
     return f"omnigemm_sm90_{type_name}_{kind}_{way}_{config.tile_m}x{config.tile_n}"
 
 
@@ -263,6 +271,8 @@ def source(config: Config, variant: Variant) -> str:
     constants = {
         "KERNEL": name(config, variant),
         "INT8": int(variant.int8),
+        "GROUPED": int(variant.grouping != ""),
+        "SLABS": int(variant.grouping == "masked"),
         "SWAP": int(config.swap),
         "OUT_BY_TMA": int(variant.stores_by_tma(config)),
         "SHAPE_N": variant.n,

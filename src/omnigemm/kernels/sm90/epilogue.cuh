@@ -33,8 +33,8 @@ __device__ __forceinline__ int col_total(const Arguments& arguments, int n) {
     return HAS_ZERO ? __ldg(arguments.b_sums + n) : 0;
 }
 
-__device__ __forceinline__ float col_scale(const Arguments& arguments, int n) {
-    return FINISH_SCALES ? __ldg(arguments.b_scale + (long long)n * B_STEP) : 1.0f;
+__device__ __forceinline__ float col_scale(const Arguments& arguments, const Place& tile, int n) {
+    return FINISH_SCALES ? __ldg(arguments.b_scale + tile.b_whole_scale(arguments) + (long long)n * B_STEP) : 1.0f;
 }
 
 __device__ __forceinline__ float widened(const void* values, int type, long long at) {
@@ -101,11 +101,11 @@ struct Columns {
     float scale[PARTS], bias[PARTS];
     int total[PARTS];
 
-    __device__ __forceinline__ Columns(const Arguments& arguments, int first_col) {
+    __device__ __forceinline__ Columns(const Arguments& arguments, const Place& tile, int first_col) {
 #pragma unroll
         for (int i = 0; i < PARTS; ++i) {
             const int n = min(first_col + 32 * i + static_cast<int>(threadIdx.x % 32), SHAPE_N - 1);
-            scale[i] = col_scale(arguments, n);
+            scale[i] = col_scale(arguments, tile, n);
             bias[i] = bias_at(arguments, n);
             total[i] = col_total(arguments, n);
         }
@@ -122,7 +122,9 @@ struct Columns {
     }
 };
 
-#if SWAP
+#if SWAP && GROUPED
+#include "sm90/epilogue_turn.cuh"
+#elif SWAP
 #include "sm90/epilogue_reduce.cuh"
 #elif OUT_BY_TMA
 #include "sm90/epilogue_tma.cuh"

@@ -1,27 +1,14 @@
-// Swapped operands: a tile's rows are columns of D, and they are turned in shared memory on their way out. If K was
-// split, the blocks of the cluster have a part of the sums each. The tile's tokens are dealt out to them in groups of
-// 8, everyone sends its part of a group to the block that owns it, and the owner adds the parts, always in the same
-// order.
+// Swapped operands, one tile for a block. If K was split, the blocks of the cluster have a part of the sums each. The
+// tile's tokens are dealt out to them in groups of 8, everyone sends its part of a group to the block that owns it, and
+// the owner adds the parts, always in the same order.
 #pragma once
-#include "sm90/epilogue.cuh"
+#include "sm90/turned.cuh"
 
-template <class T>
-struct alignas(16) Four {
-    T of[4];
-};
-
-struct Epilogue {
-    static_assert(WAVES == 1, "64 columns of D for each math group");
-    static constexpr int MATH_THREADS = 128 * MATH_GROUPS, QUADS = TILE_ROWS / 4;
-    static constexpr bool USES_MAP = false;
-    static constexpr int GROUPS = TILE_COLS / 8;                      // of tokens
+struct Epilogue : Turned {
     static constexpr int OWNED = (GROUPS + SPLIT - 1) / SPLIT;        // the most that a block has
     static constexpr int PART_BYTES = MATH_THREADS * sizeof(float4);  // of a group, as the threads have it
     static constexpr int BYTES = SPLIT > 1 ? OWNED * SPLIT * PART_BYTES : 0;
-    // A row of D, in floats: no bank is written twice at a time. The rows take the place of the stages, for a block has
-    // one tile only.
-    static constexpr int PITCH = TILE_ROWS + 4;
-    static_assert(MATH_THREADS == 8 * QUADS, "a thread for each token of a group and four columns");
+    // Turned rows take the place of the stages, for a block has one tile only.
     static_assert(OWNED * 8 * PITCH * 4 <= STAGES * STAGE_BYTES, "the sums fit where the stages were");
 
     static __device__ __forceinline__ int split_rank() { return SPLIT > 1 ? cluster_ctarank() / SHARE : 0; }
@@ -35,34 +22,11 @@ struct Epilogue {
             mbarrier_arrive_expect_tx(arrived, owned * SPLIT * PART_BYTES);
         }
     }
-    static __device__ __forceinline__ void finish() {}
-
-    static __device__ __forceinline__ void store_four(const Arguments& arguments, int m, int n, const float (&v)[4]) {
-        const long long at = m * arguments.out_stride + n;
-        constexpr int size = OUT_TYPE == FP32 ? 4 : 2;
-        char* target = static_cast<char*>(arguments.out) + at * size;
-        if (n + 4 <= SHAPE_N && reinterpret_cast<u64>(target) % (4 * size) == 0) {
-            if constexpr (OUT_TYPE == FP32)
-                *reinterpret_cast<float4*>(target) = make_float4(v[0], v[1], v[2], v[3]);
-            else
-                *reinterpret_cast<uint2*>(target) = make_uint2(pack_out(v[0], v[1]), pack_out(v[2], v[3]));
-        } else {
-            for (int i = 0; i < 4 && n + i < SHAPE_N; ++i) store_one(arguments, m, n + i, v[i]);
-        }
-    }
-
-    // Four sums of a thread: two tokens, of a group's 8, by two columns of D.
-    template <class Sum>
-    static __device__ __forceinline__ void turn(Sum* turned, const Sum (&v)[4], int group, int row_in_tile) {
-        const int token = group * 8 + threadIdx.x % 4 * 2;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) turned[(token + j % 2) * PITCH + row_in_tile + j / 2 * 8] = v[j];
-    }
 
     template <class Sum, int waves, int regs>
     static __device__ __forceinline__ void store(const Sum (&sums)[waves][regs], char* parts, char* stages,
                                                  u64* arrived, const TensorMap*, const Arguments& arguments, int,
-                                                 const Tile& tile, int row_in_tile) {
+                                                 const Place& tile, int row_in_tile) {
         Sum* turned = reinterpret_cast<Sum*>(stages);
         const int mine = split_rank();
         // A thread finishes four columns of D, of one token in each group. Scales and bias are read now, for they take
@@ -73,7 +37,7 @@ struct Epilogue {
         Row rows[OWNED];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-            col_scales[j] = col_scale(arguments, min(n + j, SHAPE_N - 1));
+            col_scales[j] = col_scale(arguments, tile, min(n + j, SHAPE_N - 1));
             biases[j] = bias_at(arguments, min(n + j, SHAPE_N - 1));
             totals[j] = col_total(arguments, min(n + j, SHAPE_N - 1));
         }

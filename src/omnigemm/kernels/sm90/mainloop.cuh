@@ -26,4 +26,15 @@ struct Operands {
             mbarrier_arrive(empty);
         }
     }
+
+    // Gives the stages of a tile back without a look at them.
+    template <class Ring, class At>
+    static __device__ __forceinline__ void skip(Ring* ring, At& at, int blocks, int share_rank) {
+#pragma unroll 1
+        for (int i = 0; i < blocks; ++i) {
+            mbarrier_wait(&ring->full[at.stage], at.phase);
+            release(&ring->empty[at.stage], share_rank);
+            at.advance();
+        }
+    }
 };
