@@ -200,9 +200,10 @@ __device__ __forceinline__ unsigned short narrow_fp16(float value) {
 
 // A shared-memory matrix as wgmma reads it: lines of 128 bytes, 128-byte swizzle, 8 lines every 1024 bytes. A line is a
 // row of the matrix, or if it is turned, 64 rows of one place of K; the next 64 rows then lie 64 lines further. The
-// address is in units of 16 bytes, so that descriptors of matrices further on are made by addition.
+// address is in units of 16 bytes, so that descriptors of matrices further on are made by addition; what tells the
+// blocks of a cluster apart is no part of it.
 __device__ __forceinline__ u64 wgmma_descriptor(const void* tile, bool turned) {
-    return (smem_address(tile) >> 4) | (u64(turned ? 64 * 128 >> 4 : 1) << 16) | (u64(1024 >> 4) << 32) |
+    return ((smem_address(tile) & 0x3ffff) >> 4) | (u64(turned ? 64 * 128 >> 4 : 1) << 16) | (u64(1024 >> 4) << 32) |
            (u64(1) << 62);
 }
 
