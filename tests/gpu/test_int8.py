@@ -103,7 +103,7 @@ def test_every_number_of_rows(n: int) -> None:
 
 
 @pytest.mark.parametrize("m", [1, 16, 100, 300])
-@pytest.mark.parametrize("k", [1, 15, 4096, 57344])
+@pytest.mark.parametrize("k", [1, 15, 4096, 57344, 131071])
 def test_extreme_values(m: int, k: int) -> None:
     """-128 everywhere: the largest sums that there are."""
     a, b = (torch.full((rows, k), -128, dtype=torch.int8, device="cuda") for rows in (m, 72))

@@ -117,6 +117,13 @@ def test_groups_of_rows_run_on_hopper(op: str, dtype: str, granularity: str) -> 
     assert many.reason == "10000 groups, expected at most 8192"
 
 
+def test_int8_sums_that_could_overflow_are_refused() -> None:
+    assert BACKEND.supports_on(describe("int8_gemm", m=16, n=256, k=131071), H200)
+    answer = BACKEND.supports_on(describe("int8_gemm", m=16, n=256, k=131072), H200)
+    assert not answer
+    assert answer.reason == "k is 131072: sums of int8 products fit in 32 bits up to k = 131071"
+
+
 @pytest.mark.parametrize("capability", [(8, 0), (8, 9), (10, 0), (12, 0)])
 def test_other_generations_are_refused(capability: tuple[int, int]) -> None:
     """Code for sm_90a runs on nothing else, newer chips included."""

@@ -13,6 +13,7 @@ from . import dense, gpu, groups, jit
 from .gpu import Gpu
 
 _OPS = ("fp8_gemm", "int8_gemm", "gemm")
+_EXACT_K = (2**31 - 1) // (128 * 128)
 
 
 class CudaBackend:
@@ -44,6 +45,8 @@ class CudaBackend:
             return Support(False, f"this backend has kernels for {', '.join((*_OPS, *groups.OPS))} so far")
         if problem.a_dtype == "fp32":
             return Support(False, "fp32 products are the blas backend's: tensor cores would round the operands")
+        if problem.a_dtype == "int8" and problem.k > _EXACT_K:
+            return Support(False, f"k is {problem.k}: sums of int8 products fit in 32 bits up to k = {_EXACT_K}")
         if which.capability != (9, 0):
             major, minor = which.capability
             return Support(False, f"{which.name} is sm_{major}{minor}; the kernels here so far are for sm_90 (Hopper)")
