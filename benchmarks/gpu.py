@@ -211,22 +211,33 @@ def compile_all(ops: Sequence[str]) -> float:
     return round(max(one.seconds for one in jit.warm(specs)), 2)
 
 
-def host_us(with_out: bool) -> float:
-    """Host time of a warm eager call: many calls without waiting, the median of some batches."""
+def host_us() -> dict[str, float]:
+    """Host time of warm eager calls: many without waiting, the median of some batches; contenders in turns, for the
+    processor's speed changes from second to second."""
     import torch
 
     import omnigemm
 
-    products = Products("fp8_block", 16, 576, 7168)
-    weight, out = products.weights[0], products.out if with_out else None
-    times = []
-    for _ in range(15):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(400):
-            omnigemm.fp8_gemm(products.a, weight, products.a_scale, products.b_scale, out=out)
-        times.append((time.perf_counter() - start) / 400 * 1e6)
-    return round(statistics.median(times), 2)
+    block, token = Products("fp8_block", 16, 576, 7168), Products("fp8_token", 16, 576, 7168)
+    weight, wide, wide_weight = block.weights[0], block.a.bfloat16(), block.weights[0].bfloat16().t()
+    sums = torch.empty_like(block.out)
+    calls: dict[str, Callable[[], object]] = {
+        "with out=": lambda: omnigemm.fp8_gemm(block.a, weight, block.a_scale, block.b_scale, out=block.out),
+        "allocating": lambda: omnigemm.fp8_gemm(block.a, weight, block.a_scale, block.b_scale),
+        "torch._scaled_mm, per token": lambda: token.torchs(token.weights[0]),
+        "torch.mm, out=": lambda: torch.mm(wide, wide_weight, out=sums),
+    }
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(16):
+        for name, call in calls.items():
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(300):
+                call()
+            taken = (time.perf_counter() - start) / 300 * 1e6
+            if turn:  # the first one warms up
+                times[name].append(taken)
+    return {name: round(statistics.median(taken), 2) for name, taken in times.items()}
 
 
 def main(
@@ -250,7 +261,7 @@ def main(
     ops = op or list(GRANULARITIES)
     tests = None if rows_only else run_tests()
     print("longest compilation, s:", compile_all(ops), flush=True)
-    host = {"with out=": host_us(True), "allocating": host_us(False)}
+    host = host_us()
     print("host time of a warm call, us:", host, flush=True)
     rows = []
     for shape in track(SHAPES, "measuring"):
