@@ -161,6 +161,9 @@ def main(
     kind: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(KINDS)}; repeat for several.")] = None,
     candidates: Annotated[int, typer.Option(help="Configs that are tried: the model's best.")] = 32,
     within: Annotated[float, typer.Option(help="Only what came this close to the best is measured further.")] = 1.2,
+    keep: Annotated[
+        Path | None, typer.Option(help="A table whose rows are kept where nothing is measured anew.")
+    ] = None,
     random_shapes: Annotated[int, typer.Option("--random", help="So many shapes at random, to judge the model.")] = 0,
 ) -> None:
     """Measure configs on this machine's GPU."""
@@ -207,6 +210,8 @@ def main(
             last = ", ".join(f"{row['us']}" + (f" (BLAS {row['blas_us']})" if "blas_us" in row else "") for row in made)
             print(f"{one_kind} {m}x{n}x{k}: {last}; {off[-1]:.2f}; {time.perf_counter() - start:.0f} s", flush=True)
     out.mkdir(parents=True, exist_ok=True)
+    if keep is not None:
+        found = merged(json.loads(keep.read_text())["rows"], found)
     lines = ",\n".join(f"  {json.dumps(row)}" for row in found)
     about = (
         f"{ABOUT} Method: {graph.METHOD}; but 6 ms and 3 replays, and from {MANY} rows on the median of three rounds "
@@ -233,6 +238,16 @@ def entries(m: int, n: int, k: int, kind: str, took: dict[tuple[Any, bool], floa
         if (BLAS, False) in took:
             row |= {"blas_us": round(took[BLAS, False], 2)}
         yield row | {"config": compact(config)}
+
+
+def merged(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All rows of both, the new ones where both have some."""
+
+    def place(row: dict[str, Any]) -> tuple[Any, ...]:
+        return row["scales"], row["n"], row["k"], row["m"]
+
+    anew = {place(row) for row in new}
+    return sorted([*(row for row in old if place(row) not in anew), *new], key=place)
 
 
 def shapes_at_random(kinds: Sequence[str], count: int) -> Iterator[tuple[str, int, int, int]]:
