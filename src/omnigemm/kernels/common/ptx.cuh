@@ -198,6 +198,19 @@ __device__ __forceinline__ unsigned short narrow_fp16(float value) {
     return half;
 }
 
+// Off by a unit or two in the last place; subnormal numbers are 0.
+__device__ __forceinline__ float ex2_approx(float value) {
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(value));
+    return power;
+}
+
+__device__ __forceinline__ float rcp_approx(float value) {
+    float reciprocal;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(value));
+    return reciprocal;
+}
+
 // A shared-memory matrix as wgmma reads it: K-major rows of 128 bytes, 128-byte swizzle, 8 rows every 1024 bytes. The
 // address is in units of 16 bytes, so that descriptors of matrices further on are made by addition.
 __device__ __forceinline__ u64 wgmma_descriptor(const void* tile) {

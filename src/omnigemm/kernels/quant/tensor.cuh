@@ -57,23 +57,22 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_consta
     span = over_block<CODEC>(span, spans);
     if (threadIdx.x == 0) {
         parts[blockIdx.x] = span.magnitude;
-        parts[count + blockIdx.x] = bits_of(span.high);
-        parts[2 * count + blockIdx.x] = bits_of(span.low);
+        parts[count + blockIdx.x] = u32(span.high);
+        parts[2 * count + blockIdx.x] = span.low;
     }
 #else
     for (int i = threadIdx.x; i < count; i += THREADS) {
-        Span part;
-        part.magnitude = parts[i];
         if constexpr (CODEC == INT8_ZERO)
-            part.high = float_of(parts[count + i]), part.low = float_of(parts[2 * count + i]);
-        span.include<CODEC>(part);
+            span.include<CODEC>(0, parts[count + i], parts[2 * count + i]);
+        else
+            span.include<CODEC>(parts[i], 0, 0);
     }
     const Scale scale = scale_of<CODEC>(over_block<CODEC>(span, spans));
     if (blockIdx.x == 0 && threadIdx.x == 0) {
         *arguments.scale = scale.value;
         if constexpr (CODEC == INT8_ZERO) *arguments.zero = scale.zero;
     }
-    const Encoder<CODEC, Vector::NARROW> encoder(scale);
+    const Encoder<CODEC> encoder(scale);
     // From the end: what was measured last is still in L2.
     for (long long unit = units.count - 1 - blockIdx.x; unit >= 0; unit -= gridDim.x) {
         units.load(vectors, arguments, unit);

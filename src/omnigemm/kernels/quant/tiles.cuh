@@ -39,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) KERNEL(const __grid_consta
     for (int j = 0; j < EACH; ++j) held[j].measure<CODEC>(span);
     const Scale scale = scale_of<CODEC>(over_block<CODEC>(span, spans));
     if (threadIdx.x == 0) arguments.scale[blockIdx.x] = scale.value;
-    const Encoder<CODEC, Vector::NARROW> encoder(scale);
+    const Encoder<CODEC> encoder(scale);
 #pragma unroll
     for (int j = 0; j < EACH; ++j) {
         const int at = row + j * ROWS_AT_ONCE;
