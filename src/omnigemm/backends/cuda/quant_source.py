@@ -25,13 +25,15 @@ _TENSOR_BLOCKS = 8  # on a multiprocessor
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """What a kernel computes. `aligned`: rows begin at multiples of 16 bytes and hold whole vectors of 16 bytes."""
+    """What a kernel computes. `aligned`: rows begin at multiples of 16 bytes and hold whole vectors of 16 bytes.
+    `residual`: rms_norm adds to one."""
 
     source: str
     in_dtype: str
     codec: str
     granularity: str
     aligned: bool
+    residual: bool = False
 
     @property
     def values(self) -> int:
@@ -83,6 +85,7 @@ def spec(variant: Variant, shape: Shape, arch: str, measure: bool = False) -> Ke
     words = [
         "omnigemm_quant",
         *(() if variant.source == "plain" else (variant.source,)),
+        *(("residual",) if variant.residual else ()),
         variant.in_dtype,
         "measure" if measure else codec,
         variant.granularity,
@@ -100,5 +103,7 @@ def spec(variant: Variant, shape: Shape, arch: str, measure: bool = False) -> Ke
         constants["MEASURE"] = int(measure)
     if header == "rows":
         constants |= {"SOURCE": f'"quant/{variant.source}.cuh"', "BLOCKS": int(variant.granularity == "1x128")}
+    if variant.source == "rms_norm":
+        constants["RESIDUAL"] = int(variant.residual)
     lines = [f"#define {key} {value}" for key, value in constants.items()]
     return KernelSpec(name, "\n".join([*lines, f'#include "quant/{header}.cuh"', ""]), arch, OPTIONS)
