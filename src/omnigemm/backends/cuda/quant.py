@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import Any
@@ -78,10 +79,8 @@ def _key(
     x: Tensor, codec: str, granularity: str, source: str, weight: Tensor | None, residual: Tensor | None
 ) -> tuple[Any, ...]:
     """All that checks and kernels depend on, except data and where it overlaps."""
-    key = (codec, granularity, source, *_about(x))
-    if weight is not None:
-        key += _about(weight)
-    return key if residual is None else key + _about(residual)
+    about = codec, granularity, source, type(x), x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() % 16
+    return about if weight is None else (about, _about(weight), None if residual is None else _about(residual))
 
 
 def _about(x: Tensor) -> tuple[Any, ...]:
@@ -132,14 +131,14 @@ def prepared(
         if given is not None and used is not None and given.data_ptr() != used.data_ptr():
             return None
     fill = _bind(matrix, x.shape, codec, granularity, source, factors, added)
-    like_codes = codes.shape, codes.stride(), codes.dtype
-    like_scale = scale.shape, scale.stride()
+    shape, strides, dtype = tuple(codes.shape), codes.stride(), codes.dtype
+    scale_shape, scale_strides = tuple(scale.shape), scale.stride()
     has_zero = codec == "int8_zero"
     sizes = [0 if one is None else _reach(one) for one in (matrix, factors, added)]
     index, current_device = x.device.index, torch._C._cuda_getDevice
 
     def run(x: Tensor, weight: Tensor | None, eps: float, residual: Tensor | None) -> Results | None:
-        if current_device() != index or type(eps) is not float or not 0.0 <= eps < float("inf"):
+        if current_device() != index or type(eps) is not float or not 0.0 <= eps < math.inf:
             return None
         at, weight_at, residual_at = x.data_ptr(), 0, 0
         if weight is not None:
@@ -152,9 +151,12 @@ def prepared(
             )
             if not apart:
                 return None
-        codes, scale = _empty_strided(*like_codes), _empty_strided(*like_scale, torch.float32)
-        zero = _empty_strided(*like_scale, torch.int32) if has_zero else None
-        zero_at = 0 if zero is None else zero.data_ptr()
+        codes = _empty_strided(shape, strides, dtype)
+        scale = _empty_strided(scale_shape, scale_strides, torch.float32)
+        zero, zero_at = None, 0
+        if has_zero:
+            zero = _empty_strided(scale_shape, scale_strides, torch.int32)
+            zero_at = zero.data_ptr()
         fill(codes.data_ptr(), scale.data_ptr(), zero_at, at, weight_at, residual_at, eps)
         if residual is not None:
             _changed(residual)
@@ -266,7 +268,7 @@ def _bind(
     aligned = _aligned(k, *read)
     variant = Variant(source, name_of(matrix.dtype), codec, granularity, aligned, added is not None)
     if granularity == "tensor":
-        return _bind_tensor(variant, m, k, pitch, index)
+        return _bind_tensor(variant, m, k, pitch, matrix.device)
     if granularity == "128x128":
         height = shape[-2]
         launch_tiles = _tiles_plan(variant, height, k, m // height, index)
@@ -284,13 +286,17 @@ def _bind(
     return fill
 
 
-def _bind_tensor(variant: Variant, m: int, k: int, pitch: int, index: int) -> _Fill:
+def _bind_tensor(variant: Variant, m: int, k: int, pitch: int, device: torch.device) -> _Fill:
+    index = device.index
     measure, convert, parts = _tensor_plans(variant, m, k, index)
-    device = torch.device("cpu") if index is None else torch.device("cuda", index)
+    quick = device.type == "cuda" and _empty_strided is not None
 
     def fill(codes: int, scale: int, zero: int, x: int, weight: int, residual: int, eps: float) -> None:
         # From torch's allocator and for this call alone, so that calls on several streams do not meet.
-        workspace = torch.empty(3 * parts, dtype=torch.int32, device=device)
+        if quick:
+            workspace = _empty_strided((3 * parts,), (1,), torch.int32)
+        else:
+            workspace = torch.empty(3 * parts, dtype=torch.int32, device=device)
         values = x, workspace.data_ptr(), codes, scale, zero, m, k, pitch, parts
         stream = raw_stream(index)
         measure(stream, (), *values)

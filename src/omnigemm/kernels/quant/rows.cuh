@@ -62,7 +62,8 @@ __device__ __forceinline__ void put_scale(const Arguments& arguments, long long 
     if constexpr (CODEC == INT8_ZERO) arguments.zero[at] = scale.zero;
 }
 
-extern "C" __global__ void __launch_bounds__(MOST_THREADS, 2) KERNEL(const __grid_constant__ Arguments arguments) {
+extern "C" __global__ void __launch_bounds__(MOST_THREADS, RESIDENT)
+    KERNEL(const __grid_constant__ Arguments arguments) {
     __shared__ Spans spans;
     join_queue();
     const Share share(arguments);

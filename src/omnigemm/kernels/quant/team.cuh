@@ -3,13 +3,24 @@
 #include "common/ptx.cuh"
 #include "quant/codec.cuh"
 
-// The next kernel may be set up from here on, and what the one before wrote may be read: in every kernel the first
-// thing, before it touches memory. Older GPUs run kernels one after the other.
-__device__ __forceinline__ void join_queue() {
+// The next kernel may be set up from here on. Older GPUs run kernels one after the other.
+__device__ __forceinline__ void let_next_start() {
 #if __CUDA_ARCH__ >= 900
     griddepcontrol_launch_dependents();
+#endif
+}
+
+// What the kernels before wrote may be read from here on.
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
     griddepcontrol_wait();
 #endif
+}
+
+// In most kernels the first thing, before they touch memory.
+__device__ __forceinline__ void join_queue() {
+    let_next_start();
+    wait_for_previous();
 }
 
 // Over the lanes of a warp, or over some of them that lie side by side.

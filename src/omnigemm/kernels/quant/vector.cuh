@@ -63,12 +63,20 @@ struct Vector {
     }
 };
 
+// `fresh`: from L2, past what L1 may still hold from before the kernel.
+template <bool fresh, typename Word>
+__device__ __forceinline__ Word load(const char* from) {
+    const Word* word = reinterpret_cast<const Word*>(from);
+    return fresh ? __ldcg(word) : *word;
+}
+
 // Of a row of k values, those that begin at `first`; past the end there are zeros.
+template <bool fresh = false>
 __device__ __forceinline__ Vector load_vector(const char* row, long long first, long long k) {
     Vector v{};
     if constexpr (ALIGNED) {
         if (first < k) {
-            const uint4 words = *reinterpret_cast<const uint4*>(row + first * VALUE_BYTES);
+            const uint4 words = load<fresh, uint4>(row + first * VALUE_BYTES);
             v.word[0] = words.x, v.word[1] = words.y, v.word[2] = words.z, v.word[3] = words.w;
         }
     } else {
@@ -77,9 +85,9 @@ __device__ __forceinline__ Vector load_vector(const char* row, long long first, 
             if (first + i >= k) break;
             const char* from = row + (first + i) * VALUE_BYTES;
             if constexpr (IN_TYPE == FP32)
-                v.word[i] = *reinterpret_cast<const u32*>(from);
+                v.word[i] = load<fresh, u32>(from);
             else
-                v.word[i / 2] |= u32(*reinterpret_cast<const unsigned short*>(from)) << i % 2 * 16;
+                v.word[i / 2] |= u32(load<fresh, unsigned short>(from)) << i % 2 * 16;
         }
     }
     return v;

@@ -82,6 +82,11 @@ T __shfl_xor_sync(u32, T value, int step) {
     return other;
 }
 
+template <typename T>
+T __ldcg(const T* from) {
+    return *from;
+}
+
 inline u32 __vmaxu2(u32 a, u32 b) {
     const u32 low = (a & 0xffff) > (b & 0xffff) ? a & 0xffff : b & 0xffff;
     const u32 high = a >> 16 > b >> 16 ? a >> 16 : b >> 16;
