@@ -19,7 +19,7 @@ _HELD = 16384  # values of a row that wait in a block's registers
 _WARP_VECTORS = 4  # of a thread, up to which a warp alone has a row
 _WARPS = 4  # with a row each in a block
 # Blocks of _THREADS that a multiprocessor must have registers for: in the simple case, and in all others.
-_RESIDENT = {"plain": (3, 2), "rms_norm": (2, 1), "swiglu": (2, 2)}
+_RESIDENT = {"plain": (3, 2), "rms_norm": (2, 1), "swiglu": (2, 1)}
 _MANY_ROWS = 1024  # from here on threads have more than one vector, for fewer and busier ones
 _TENSOR_THREADS = 256
 _TENSOR_BLOCKS = 5  # on a multiprocessor, and all of them at once: none begins when the others are done

@@ -40,7 +40,9 @@ struct Share {
         start = (WARP_ROWS ? lane : EACH > 0 ? warp * 32 * EACH + lane : threadIdx.x) * VALUES;
         leads = start == 0;
     }
-    __device__ __forceinline__ int first(int j) const { return start + j * (EACH > 0 ? 32 : lanes) * VALUES; }
+    // From one vector to the next: a multiple of 128 values.
+    __device__ __forceinline__ int step() const { return (EACH > 0 ? 32 : lanes) * VALUES; }
+    __device__ __forceinline__ int first(int j) const { return start + j * step(); }
 
     // As often for all threads, also for those whose last vector lies past the end: they take part in shuffles.
     template <typename Visit>
@@ -83,14 +85,15 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, RESIDENT)
 
     if constexpr (BLOCKS) {
         constexpr int LANES = 128 / VALUES;
-        const long long before = share.row * ((arguments.k + 127) / 128);
+        const long long block = share.row * ((arguments.k + 127) / 128) + share.start / 128;
         share.each([&](int j) {
             const Piece values = piece(j);
             const int first = share.first(j);
             Span span;
             values.template measure<CODEC>(span);
             const Scale scale = scale_of<CODEC>(over_lanes<CODEC, LANES>(span));
-            if (first % 128 == 0 && first < share.k) put_scale(arguments, before + first / 128u, scale);
+            if (share.start % 128 == 0 && first < share.k)
+                put_scale(arguments, block + j * (share.step() / 128), scale);
             store_codes(codes, first, share.k, values, Encoder<CODEC>(scale));
         });
     } else {
