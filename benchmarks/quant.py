@@ -44,11 +44,16 @@ def forms() -> dict[str, Form]:
     weights: dict[int, Tensor] = {}
     sums: dict[tuple[int, ...], Tensor] = {}
 
+    # Made once: in a graph, a kernel that fills them would be part of every call.
     def weight(x: Tensor) -> Tensor:
-        return weights.setdefault(x.size(-1), torch.randn(x.size(-1), device="cuda").to(x.dtype))
+        if x.size(-1) not in weights:
+            weights[x.size(-1)] = torch.randn(x.size(-1), device="cuda").to(x.dtype)
+        return weights[x.size(-1)]
 
     def residual(x: Tensor) -> Tensor:
-        return sums.setdefault(tuple(x.shape), torch.zeros_like(x))
+        if tuple(x.shape) not in sums:
+            sums[tuple(x.shape)] = torch.zeros_like(x)
+        return sums[tuple(x.shape)]
 
     int8, fp8, norm, glu = (
         omnigemm.quantize_int8,

@@ -42,8 +42,9 @@ def specs() -> Iterator[KernelSpec]:
     for k, m, kind in itertools.product(LENGTHS, (9, 1100), ("token", "1x128")):
         variant = Variant("plain", "bf16", "e4m3", kind, k % 8 == 0)
         yield quant_source.spec(variant, quant_source.rows(variant, m, k), arch)
-    for source, (codec, kind), dtype, k in itertools.product(("rms_norm", "swiglu"), FUSED, FLOATS, (264, 261, 7168)):
-        variant = Variant(source, dtype, codec, kind, k % 8 == 0)
+    forms = itertools.product((("rms_norm", False), ("rms_norm", True), ("swiglu", False)), FUSED, FLOATS)
+    for ((source, residual), (codec, kind), dtype), k in itertools.product(forms, (264, 261, 7168)):
+        variant = Variant(source, dtype, codec, kind, k % 8 == 0, residual)
         yield quant_source.spec(variant, quant_source.rows(variant, 9, k), arch)
 
 

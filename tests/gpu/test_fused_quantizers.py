@@ -130,12 +130,19 @@ def test_what_is_refused_and_why() -> None:
     x, weight = torch.ones(4, 64, device="cuda"), torch.ones(64)
     with pytest.raises(omnigemm.DeviceError, match="weight is on cpu, expected cuda:0"):
         rms_norm_quantize(x, weight)
-    with pytest.raises(omnigemm.LayoutError, match="residual shares memory with x"):
-        rms_norm_quantize(x, weight.cuda(), residual=x)
+    weight = weight.cuda()
+    for _ in range(2):  # also when such a call was made before
+        with pytest.raises(omnigemm.LayoutError, match="residual shares memory with x"):
+            rms_norm_quantize(x, weight, residual=x)
+        with pytest.raises(omnigemm.UnsupportedError, match=r"eps is -1\.0"):
+            rms_norm_quantize(x, weight, eps=-1.0, residual=torch.zeros_like(x))
+        rms_norm_quantize(x, weight, residual=torch.zeros_like(x))
 
 
 def test_the_residual_knows_that_it_changed() -> None:
     x, weight, residual = torch.ones(4, 64).cuda(), torch.ones(64).cuda(), torch.zeros(4, 64).cuda()
-    before = residual._version
-    rms_norm_quantize(x, weight, residual=residual)
-    assert residual._version > before
+    for turn in range(1, 4):
+        before = residual._version
+        rms_norm_quantize(x, weight, residual=residual)
+        assert residual._version > before
+        assert torch.equal(residual, x * turn)

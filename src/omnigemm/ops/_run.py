@@ -20,6 +20,7 @@ from ..core.errors import DTypeError, ShapeError
 from ..core.plan import Launch, Plan
 from ..core.problem import Problem
 from ..core.settings import Settings, current
+from ..core.watched import watched
 from .checks import OutSpec, reach
 
 NAMESPACE = "omnigemm"
@@ -265,13 +266,6 @@ _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 
 ANEW = object()  # what was not done, and must be done from the start
 
-# Whoever looks at calls. Found once: looking each of them up costs as much as asking it.
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_function_modes = torch._C._len_torch_function_stack
-_transforms = torch._C._functorch.peek_interpreter_stack
-_tracer = torch._C._get_tracing_state
-
-
 # torch.compile's check that tensors are what they were: one call for all of them.
 _TensorGuards: Any = getattr(torch._C._dynamo.guards, "TensorGuards", None)
 
@@ -284,7 +278,7 @@ def repeated(
     Public functions ask this first, with their arguments as they are. Written out in one piece, because each call of a
     function costs a tenth of a microsecond.
     """
-    if torch.compiler.is_compiling() or _watched():  # first: nobody who looks must see what was remembered
+    if torch.compiler.is_compiling() or watched():  # first: nobody who looks must see what was remembered
         return ANEW
     try:
         recent = calls.recent[ops.name, id(arguments[1]), arguments[0].size(-2)]
@@ -302,17 +296,12 @@ def repeated(
     return ANEW
 
 
-def _watched() -> bool:
-    """Whether somebody looks at calls: a mode, a tracer or a transform."""
-    return bool(_dispatch_modes() or _function_modes() or _transforms() is not None or _tracer() is not None)
-
-
 def _shortcut(
     ops: Ops, arguments: Operands, out: Tensor | None, out_dtype: torch.dtype | None, backend: str | None
 ) -> Any:
     """Run a call without torch's dispatcher and remember it, or answer ANEW if it is watched, has subclasses of Tensor,
     or gradients. The dispatcher costs two microseconds, and with none of these it changes nothing."""
-    if _watched():
+    if watched():
         return ANEW
     operation = ops.operation
     given = (out, out_dtype, backend, *arguments)

@@ -39,6 +39,10 @@ def rms_norm_quantize(
     The result is that of `quantize_fp8` (per "token" or "1x128") or, with dtype int8, `quantize_int8` per token. A row
     whose sum of squares is not finite in fp32 has scale NaN and codes 0.
     """
+    codec = name_of(dtype) if isinstance(dtype, torch.dtype) else ""
+    again = kernels.repeated(x, codec, granularity, "rms_norm", weight, eps, residual)
+    if again is not None:
+        return again[0], again[1]
     where = "rms_norm_quantize"
     check_input(where, "x", x)
     _check_form(where, granularity, dtype)
@@ -48,9 +52,8 @@ def rms_norm_quantize(
         _check_like(where, "residual", residual, x, tuple(x.shape))
         _check_own_memory(where, residual, x, weight)
     if kernels.usable(x):
-        name = name_of(dtype)
         q, scale, _ = kernels.quantize(
-            x, name, granularity, source="rms_norm", weight=weight, eps=eps, residual=residual
+            x, codec, granularity, source="rms_norm", weight=weight, eps=eps, residual=residual
         )
         return q, scale
     x, weight = x.detach(), weight.detach()
@@ -66,13 +69,17 @@ def swiglu_quantize(
 
     The result is that of `quantize_fp8` (per "token" or "1x128") or, with dtype int8, `quantize_int8` per token.
     """
+    codec = name_of(dtype) if isinstance(dtype, torch.dtype) else ""
+    again = kernels.repeated(x, codec, granularity, "swiglu")
+    if again is not None:
+        return again[0], again[1]
     where = "swiglu_quantize"
     check_input(where, "x", x)
     _check_form(where, granularity, dtype)
     if x.size(-1) % 2:
         raise ShapeError(f"{where}: x has shape {tuple(x.shape)}, expected an even last dimension: gates, then values")
     if kernels.usable(x):
-        q, scale, _ = kernels.quantize(x, name_of(dtype), granularity, source="swiglu")
+        q, scale, _ = kernels.quantize(x, codec, granularity, source="swiglu")
         return q, scale
     return _quantize(_swiglu(x.detach()), granularity, dtype)
 

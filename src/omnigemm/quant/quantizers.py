@@ -71,6 +71,10 @@ def quantize_int8(
     Asymmetric, x ~ scale * (q - zero):  scale = max / 255 - min / 255, with 0 counted among the values;
         zero = clamp(round(-128 - min / scale), -128, 127); q = clamp(round(x / scale) + zero, -128, 127).
     """
+    again = kernels.repeated(x, "int8" if symmetric is True else "int8_zero" if symmetric is False else "", granularity)
+    if again is not None:
+        q, scale, zero = again
+        return (q, scale) if zero is None else (q, scale, zero)
     where = "quantize_int8"
     check_input(where, "x", x)
     check_option(where, "granularity", granularity, ("token", "tensor"))
@@ -100,6 +104,9 @@ def quantize_fp8(
     The scale has shape () for "tensor", x.shape[:-1] for "token", [.., M, ceil(K/128)] for "1x128" and
     [.., ceil(N/128), ceil(K/128)] for "128x128".
     """
+    again = kernels.repeated(x, name_of(dtype) if dtype in FP8 else "", granularity)
+    if again is not None:
+        return again[0], again[1]
     where = "quantize_fp8"
     check_input(where, "x", x)
     check_option(where, "granularity", granularity, ("tensor", "token", "1x128", "128x128"))

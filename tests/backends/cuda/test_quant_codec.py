@@ -23,17 +23,30 @@ extern "C" void fp8(const float* x, long n, int mantissa, unsigned char* codes) 
     for (long i = 0; i < n; ++i) codes[i] = mantissa == 3 ? to_fp8<3>(x[i]) : to_fp8<2>(x[i]);
 }
 extern "C" void divide(const float* x, const float* by, long n, float* q) {
-    for (long i = 0; i < n; ++i) q[i] = Divisor<false>(by[i]).quotient(x[i]);
+    for (long i = 0; i < n; ++i) q[i] = Divisor(by[i]).quotient(x[i]);
 }
-extern "C" long wrong_narrow(const float* x, long n, const float* by, long m) {
+static int side(float a, float b) { return a < b ? -1 : a > b; }
+// Of odd numbers below 512, how many lie on another side of some quotient near them than of the correctly rounded one.
+extern "C" long wrong_sides(const float* by, long n) {
     long wrong = 0;
-    for (long j = 0; j < m; ++j) {
-        const Divisor<true> divisor(by[j]);
-        for (long i = 0; i < n; ++i) wrong += divisor.quotient(x[i]) != x[i] / by[j];
+    for (long j = 0; j < n; ++j) {
+        const Divisor divisor(by[j]);
+        for (int odd = 1; odd < 512; odd += 2)
+            for (int step = -2; step <= 2; ++step) {
+                const float x = float_of(bits_of(float(double(by[j]) * odd)) + u32(step));
+                wrong += side(divisor.quotient(x), float(odd)) != side(x / by[j], float(odd));
+            }
     }
     return wrong;
 }
-template <Codec codec, bool narrow>
+extern "C" long wrong_constants(const float* x, long n) {
+    long wrong = 0;
+    for (long i = 0; i < n; ++i)
+        wrong += (divided<127>(x[i]) != x[i] / 127.0f) + (divided<255>(x[i]) != x[i] / 255.0f) +
+                 (divided<448>(x[i]) != x[i] / 448.0f) + (divided<57344>(x[i]) != x[i] / 57344.0f);
+    return wrong;
+}
+template <Codec codec>
 static void quantise(const float* x, long n, unsigned* codes, float* scale, int* zero) {
     Span span;
     for (long i = 0; i < n; ++i) {
@@ -42,25 +55,18 @@ static void quantise(const float* x, long n, unsigned* codes, float* scale, int*
         span.include<codec>(part);
     }
     const Scale found = scale_of<codec>(span);
-    const Encoder<codec, narrow> encoder(found);
+    const Encoder<codec> encoder(found);
     for (long i = 0; i < n; i += 4) codes[i / 4] = encoder.encode(x[i], x[i + 1], x[i + 2], x[i + 3]);
     *scale = found.value;
     *zero = found.zero;
 }
-template <bool narrow>
-static void quantise_rows(int codec, const float* x, long rows, long n, unsigned* codes, float* scale, int* zero) {
+extern "C" void quantise_rows(int codec, const float* x, long rows, long n, unsigned* codes, float* scale, int* zero) {
     for (long row = 0; row < rows; ++row, x += n, codes += n / 4, ++scale, ++zero) {
-        if (codec == INT8) quantise<INT8, narrow>(x, n, codes, scale, zero);
-        if (codec == INT8_ZERO) quantise<INT8_ZERO, narrow>(x, n, codes, scale, zero);
-        if (codec == E4M3) quantise<E4M3, narrow>(x, n, codes, scale, zero);
-        if (codec == E5M2) quantise<E5M2, narrow>(x, n, codes, scale, zero);
+        if (codec == INT8) quantise<INT8>(x, n, codes, scale, zero);
+        if (codec == INT8_ZERO) quantise<INT8_ZERO>(x, n, codes, scale, zero);
+        if (codec == E4M3) quantise<E4M3>(x, n, codes, scale, zero);
+        if (codec == E5M2) quantise<E5M2>(x, n, codes, scale, zero);
     }
-}
-extern "C" void wide_rows(int codec, const float* x, long rows, long n, unsigned* codes, float* scale, int* zero) {
-    quantise_rows<false>(codec, x, rows, n, codes, scale, zero);
-}
-extern "C" void narrow_rows(int codec, const float* x, long rows, long n, unsigned* codes, float* scale, int* zero) {
-    quantise_rows<true>(codec, x, rows, n, codes, scale, zero);
 }
 """
 
@@ -155,26 +161,34 @@ def division_cases() -> dict[str, tuple[Tensor, Tensor]]:
 
 
 @pytest.mark.parametrize("name", ["random", "bf16 values", "hard", "smallest divisor", "subnormal values"])
-def test_quotients_are_correctly_rounded(library: ctypes.CDLL, name: str) -> None:
+def test_quotients_are_nearly_correctly_rounded(library: ctypes.CDLL, name: str) -> None:
     x, by = division_cases()[name]
     want, got = x / by, torch.empty_like(x)
     library.divide(at(x.contiguous()), at(by.contiguous()), ctypes.c_long(x.numel()), at(got))
     small = want.abs() < 2.0**-40  # zero as a code of any kind
-    assert torch.equal(got[~small], want[~small])
+    off = (got[~small].view(torch.int32) - want[~small].view(torch.int32)).abs()
+    assert int(off.max()) <= 1
+    assert float((off > 0).float().mean()) < 1e-5
     assert bool((got[small].abs() <= 2.0**-39).all())
     assert name == "random" or float(small.float().mean()) < 0.9
 
 
-@pytest.mark.parametrize("bits", [7, 10])
-def test_quotients_of_16_bit_numbers_are_correctly_rounded(library: ctypes.CDLL, bits: int) -> None:
-    """All mantissas of bf16 or fp16 by a sample of the 2^23 divisors'. Who has a minute takes all: step = 1."""
-    values = of_bits(0x3F800000 | np.arange(2**bits, dtype=np.uint32) << (23 - bits))
+def test_quotients_lie_on_the_right_side_of_where_codes_change(library: ctypes.CDLL) -> None:
+    """The middle between two codes is an odd number of up to 9 bits, times a power of 2; and quotients grow with the
+    value, so that those next to the middle decide. A sample of the 2^23 divisors: who has a minute takes all, with
+    step = 1."""
     step = 2**9 - 1
     edges = np.concatenate([np.arange(1000), 2**23 - 1 - np.arange(1000)])
     by = of_bits(0x3F800000 | np.concatenate([np.arange(0, 2**23, step), edges]).astype(np.uint32))
-    library.wrong_narrow.restype = ctypes.c_long
-    count = library.wrong_narrow(at(values), ctypes.c_long(values.numel()), at(by), ctypes.c_long(by.numel()))
-    assert count == 0
+    library.wrong_sides.restype = ctypes.c_long
+    assert library.wrong_sides(at(by), ctypes.c_long(by.numel())) == 0
+
+
+def test_scales_are_correctly_rounded(library: ctypes.CDLL) -> None:
+    """Here, too, step = 1 takes all numbers. Quotients below the smallest scale do not matter."""
+    x = of_bits(np.arange(0x08000000, 0x7F800000, 509))
+    library.wrong_constants.restype = ctypes.c_long
+    assert library.wrong_constants(at(x), ctypes.c_long(x.numel())) == 0
 
 
 # --- all of it ---------------------------------------------------------------------------------------------------
@@ -212,8 +226,7 @@ def test_rows_are_the_cpus(library: ctypes.CDLL, codec: str, dtype: torch.dtype)
     scale, zero = torch.full((x.size(0),), -1.0), torch.full((x.size(0),), -999, dtype=torch.int32)
     number = ["INT8", "INT8_ZERO", "E4M3", "E5M2"].index(codec)
     rows, n = map(ctypes.c_long, x.shape)
-    run = library.wide_rows if dtype == torch.float32 else library.narrow_rows
-    run(number, at(x), rows, n, at(codes), at(scale), at(zero))
+    library.quantise_rows(number, at(x), rows, n, at(codes), at(scale), at(zero))
     assert torch.equal(scale.view(torch.int32), want[1].view(torch.int32))
     assert torch.equal(codes, want[0].view(torch.uint8))
     if codec == "INT8_ZERO":

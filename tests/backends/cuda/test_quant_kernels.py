@@ -256,6 +256,78 @@ def test_swiglu(codec: str, code: torch.dtype, granularity: str, dtype: torch.dt
         same(quant.quantize(x, codec, granularity, source="swiglu")[:2], want)
 
 
+# --- calls that are remembered -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _remembered(_emulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results are made where the kernels are."""
+    monkeypatch.setattr(
+        quant, "_empty_strided", lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype)
+    )
+    monkeypatch.setattr(quant, "_calls", {})
+
+
+def remember(x: Tensor, codec: str, granularity: str, source: str = "plain", **others: Tensor) -> None:
+    """As `quantize` does with tensors of a GPU."""
+    weight, residual = others.get("weight"), others.get("residual")
+    codes, scale, _ = quant.quantize(x, codec, granularity, source=source, weight=weight, residual=residual)
+    run = quant.prepared(codes, scale, x, codec, granularity, source, weight, residual)
+    assert run is not None
+    quant._calls[quant._key(x, codec, granularity, source, weight, residual)] = run
+
+
+@pytest.mark.usefixtures("_remembered")
+@pytest.mark.parametrize(("codec", "granularity"), [("int8_zero", "token"), ("e4m3", "tensor"), ("e5m2", "128x128")])
+def test_repeated_calls(codec: str, granularity: str) -> None:
+    first, other = values(140, 264), values(140, 264)[:, :256]
+    assert quant.repeated(first, codec, granularity) is None
+    for x in (first, other, other.view(4, 35, 256) if granularity != "128x128" else other[8:]):
+        remember(x, codec, granularity)
+    for x in (torch.randn_like(first), torch.randn(140, 264).bfloat16()[:, :256]):
+        got = quant.repeated(x, codec, granularity)
+        assert got is not None
+        same(got, codec_of(codec, x, granularity))
+    assert quant.repeated(first.float(), codec, granularity) is None
+    assert quant.repeated(first[:, 1:257], codec, granularity) is None
+    assert quant.repeated(first, codec, "1x128") is None
+    with torch.overrides.BaseTorchFunctionMode():
+        assert quant.repeated(first, codec, granularity) is None
+
+
+@pytest.mark.usefixtures("_remembered")
+def test_repeated_norms_look_at_memory_again() -> None:
+    rows = torch.zeros(12, 264).bfloat16()
+    x, residual, weight = exact_rows(4, 264, torch.bfloat16), rows[:4], torch.randn(264).bfloat16()
+    form = "e4m3", "1x128", "rms_norm"
+    remember(x, *form, weight=weight, residual=residual)
+    residual.zero_()
+    before = residual._version
+    got = quant.repeated(x, *form, weight, 0.25, residual)
+    assert got is not None
+    same(got[:2], omnigemm.rms_norm_quantize(x, weight, eps=0.25, granularity="1x128"))
+    assert torch.equal(residual, x)
+    assert residual._version > before
+    # Those that an error awaits, or that are not sure to be apart.
+    assert quant.repeated(rows[2:6], *form, weight, 0.25, residual) is None
+    assert quant.repeated(x, *form, rows.view(-1)[264:528], 0.25, residual) is None
+    for eps in (-1.0, torch.inf, torch.nan, 1, True, "1"):
+        assert quant.repeated(x, *form, weight, eps, residual) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("_remembered")
+def test_what_must_be_copied_is_not_remembered() -> None:
+    x = values(8, 264).T
+    codes, scale, _ = quant.quantize(x, "e4m3", "token")
+    assert quant.prepared(codes, scale, x, "e4m3", "token", "plain", None, None) is None
+
+
+def test_repeated_calls_leave_what_is_wrong_to_the_checks() -> None:
+    for x in (None, 1, [1.0], torch.ones(2, 3), torch.ones(2, 3, device="meta")):
+        assert quant.repeated(x, "e4m3", "token") is None  # type: ignore[arg-type]
+    assert quant.repeated(torch.ones(2, 3), "e4m3", ["token"]) is None  # type: ignore[arg-type]
+
+
 # --- how they are launched ---------------------------------------------------------------------------------------
 
 

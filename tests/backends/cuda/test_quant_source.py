@@ -44,6 +44,11 @@ def wanted() -> list[KernelSpec]:
         found.update(dict.fromkeys(specs_of(Variant(*form, True), LONGEST, "sm_90")))
         other = ("sm_75", "sm_80", "sm_89")[(i + i // 3 + i // 9) % 3]
         found.update(dict.fromkeys(specs_of(Variant(*form, i % 2 == 0), LONGEST, other)))
+    for dtype, (codec, kind) in itertools.product(TYPES, (("e4m3", "1x128"), ("int8", "token"))):
+        found.update(dict.fromkeys(specs_of(Variant("rms_norm", dtype, codec, kind, True, True), LONGEST, "sm_90")))
+    for arch in ARCHITECTURES:
+        variant = Variant("rms_norm", "bf16", "e4m3", "1x128", arch != "sm_80", True)
+        found.update(dict.fromkeys(specs_of(variant, LONGEST + 8, arch)))
     for source, arch in itertools.product(SOURCES, ARCHITECTURES):
         for k, aligned in ((8, True), (1000, False), (2048, True), (LONGEST + 8, True), (LONGEST + 1, False)):
             found.update(dict.fromkeys(specs_of(Variant(source, "bf16", "e4m3", "token", aligned), k, arch, 64)))
@@ -77,6 +82,7 @@ def test_the_compiled_ones_cover_every_choice() -> None:
             "WARP_ROWS": (0, 1),
             "MEASURE": (0, 1),
             "BLOCKS": (0, 1),
+            "RESIDUAL": (0, 1),
             "EACH": (0, 1, 4),
         }.items():
             for value in values:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from functools import cache, lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,25 +13,31 @@ from torch import Tensor
 from ...core.dtypes import BY_NAME, name_of
 from ...core.errors import DeviceError
 from ...core.problem import SIZE_LIMIT
+from ...core.watched import watched
 from . import gpu
 from .jit import KernelSpec, nvrtc
 from .jit.loader import is_loaded, load
 from .launch import Launcher, raw_stream
 from .quant_source import OLDEST, Shape, Variant, rows, spec, tensor, tiles
 
-_PLANS = 4096  # that are remembered
+_PLANS = 4096  # that are remembered, and calls
 _ROWS, _TILES, _TENSOR = "PPPPPPqqqif", "PPPqii", "PPPPPqqqi4x"  # struct Arguments of each kernel
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
+
+Results = tuple[Tensor, Tensor, Tensor | None]  # codes, scales and, for int8_zero, zero points
+_Run = Callable[[Tensor, Tensor | None, float, Tensor | None], Results | None]
+_Fill = Callable[[int, int, int, int, int, int, float], None]  # addresses: codes, scale, zero, x, weight, residual; eps
+
+# What torch.compile's own code allocates with, on the current device: three microseconds less than torch.empty.
+_empty_strided: Any = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
+_calls: dict[tuple[Any, ...], _Run] = {}
 
 
 def usable(x: Tensor) -> bool:
     """Whether kernels take this tensor. If not, torch's own operations compute the same: on another device, for a GPU
     that is too old or has no compiler here, for sizes past the limit, and where somebody looks at what torch does (a
     tracer, a mode, a transform, a subclass)."""
-    if torch.compiler.is_compiling() or not x.is_cuda or type(x) not in _PLAIN or x.numel() == 0:
-        return False
-    seen = torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
-    if seen or torch._C._functorch.peek_interpreter_stack() is not None or torch._C._get_tracing_state() is not None:
+    if torch.compiler.is_compiling() or not x.is_cuda or type(x) not in _PLAIN or x.numel() == 0 or watched():
         return False
     k = x.size(-1)
     return k <= SIZE_LIMIT and x.numel() // k <= SIZE_LIMIT and architecture(x.device.index) is not None
@@ -45,6 +54,39 @@ def architecture(index: int) -> str | None:
     return f"sm_{max(fitting)}" if fitting else None
 
 
+def repeated(
+    x: Tensor,
+    codec: str,
+    granularity: str,
+    source: str = "plain",
+    weight: Tensor | None = None,
+    eps: float = 0.0,
+    residual: Tensor | None = None,
+) -> Results | None:
+    """What a call gives that is like an earlier one, whose arguments were found good. None: look at it from the start.
+
+    Public functions ask this first, with their arguments as they are."""
+    if torch.compiler.is_compiling() or watched():
+        return None
+    try:
+        run = _calls[_key(x, codec, granularity, source, weight, residual)]
+    except (KeyError, AttributeError, TypeError):  # unknown, or not even tensors
+        return None
+    return run(x, weight, eps, residual)
+
+
+def _key(
+    x: Tensor, codec: str, granularity: str, source: str, weight: Tensor | None, residual: Tensor | None
+) -> tuple[Any, ...]:
+    """All that checks and kernels depend on, except data and where it overlaps."""
+    about = codec, granularity, source, type(x), x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() % 16
+    return about if weight is None else (about, _about(weight), None if residual is None else _about(residual))
+
+
+def _about(x: Tensor) -> tuple[Any, ...]:
+    return type(x), x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() % 16
+
+
 def quantize(
     x: Tensor,
     codec: str,
@@ -54,15 +96,73 @@ def quantize(
     weight: Tensor | None = None,
     eps: float = 0.0,
     residual: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Codes of x's shape (with swiglu, half as wide), the scales and, for int8_zero, the zero points."""
+) -> Results:
+    """Codes of x's shape (with swiglu, half as wide), and what belongs to them. The call is remembered."""
     k = x.size(-1) // (2 if source == "swiglu" else 1)
     shape = _scale_shape(x.shape[:-1], k, granularity)
-    codes = x.new_empty((*x.shape[:-1], k), dtype=torch.int8 if codec == "int8_zero" else BY_NAME[codec])
+    codes = x.new_empty((*x.shape[:-1], k), dtype=_code_type(codec))
     scale = x.new_empty(shape, dtype=torch.float32)
     zero = x.new_empty(shape, dtype=torch.int32) if codec == "int8_zero" else None
     write(codes, scale, zero, x, codec, granularity, source=source, weight=weight, eps=eps, residual=residual)
+    if x.is_cuda and _empty_strided is not None:
+        run = prepared(codes, scale, x, codec, granularity, source, weight, residual)
+        if run is not None:
+            if len(_calls) >= _PLANS:
+                _calls.clear()
+            _calls[_key(x, codec, granularity, source, weight, residual)] = run
     return codes, scale, zero
+
+
+def prepared(
+    codes: Tensor,
+    scale: Tensor,
+    x: Tensor,
+    codec: str,
+    granularity: str,
+    source: str,
+    weight: Tensor | None,
+    residual: Tensor | None,
+) -> _Run | None:
+    """`quantize` for tensors that lie like these and results like those; None where something must be copied first. It
+    answers None to those that it cannot vouch for: on another device than the current one, or with a residual that
+    may share memory with what is read."""
+    matrix, factors, added = _operands(x, weight, residual)
+    for given, used in ((x, matrix), (weight, factors), (residual, added)):
+        if given is not None and used is not None and given.data_ptr() != used.data_ptr():
+            return None
+    fill = _bind(matrix, x.shape, codec, granularity, source, factors, added)
+    shape, strides, dtype = tuple(codes.shape), codes.stride(), codes.dtype
+    scale_shape, scale_strides = tuple(scale.shape), scale.stride()
+    has_zero = codec == "int8_zero"
+    sizes = [0 if one is None else _reach(one) for one in (matrix, factors, added)]
+    index, current_device = x.device.index, torch._C._cuda_getDevice
+
+    def run(x: Tensor, weight: Tensor | None, eps: float, residual: Tensor | None) -> Results | None:
+        if current_device() != index or type(eps) is not float or not 0.0 <= eps < math.inf:
+            return None
+        at, weight_at, residual_at = x.data_ptr(), 0, 0
+        if weight is not None:
+            weight_at = weight.data_ptr()
+        if residual is not None:
+            residual_at = residual.data_ptr()
+            end = residual_at + sizes[2]
+            apart = (end <= at or at + sizes[0] <= residual_at) and (
+                end <= weight_at or weight_at + sizes[1] <= residual_at
+            )
+            if not apart:
+                return None
+        codes = _empty_strided(shape, strides, dtype)
+        scale = _empty_strided(scale_shape, scale_strides, torch.float32)
+        zero, zero_at = None, 0
+        if has_zero:
+            zero = _empty_strided(scale_shape, scale_strides, torch.int32)
+            zero_at = zero.data_ptr()
+        fill(codes.data_ptr(), scale.data_ptr(), zero_at, at, weight_at, residual_at, eps)
+        if residual is not None:
+            _changed(residual)
+        return codes, scale, zero
+
+    return run
 
 
 def write(
@@ -85,14 +185,37 @@ def write(
             return write(
                 codes, scale, zero, x, codec, granularity, source=source, weight=weight, eps=eps, residual=residual
             )
-    matrix = _matrix(x.detach())
-    if granularity == "tensor":
-        _tensor(matrix, codec, codes, scale, zero)
-    elif granularity == "128x128":
-        _tiles(matrix, x.size(-2), codec, codes, scale)
-    else:
-        _rows(matrix, codes.size(-1), codec, granularity, source, codes, scale, zero, weight, eps, residual)
+    matrix, factors, added = _operands(x, weight, residual)
+    fill = _bind(matrix, x.shape, codec, granularity, source, factors, added)
+    outputs = codes.data_ptr(), scale.data_ptr(), 0 if zero is None else zero.data_ptr()
+    fill(
+        *outputs,
+        matrix.data_ptr(),
+        0 if factors is None else factors.data_ptr(),
+        0 if added is None else added.data_ptr(),
+        eps,
+    )
+    if residual is not None and added is not None:
+        if added.data_ptr() != residual.data_ptr():
+            residual.detach().copy_(added.view(residual.shape))
+        else:
+            _changed(residual)
     return None
+
+
+def _changed(residual: Tensor) -> None:
+    if not residual.is_inference():
+        torch.autograd.graph.increment_version(residual)
+
+
+def _operands(x: Tensor, weight: Tensor | None, residual: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """As matrices that kernels can read: copies where they could not."""
+    factors = None if weight is None else weight.detach().contiguous().unsqueeze(0)
+    return _matrix(x.detach()), factors, None if residual is None else _matrix(residual.detach())
+
+
+def _code_type(codec: str) -> torch.dtype:
+    return torch.int8 if codec == "int8_zero" else BY_NAME[codec]
 
 
 def _matrix(x: Tensor) -> Tensor:
@@ -104,6 +227,11 @@ def _matrix(x: Tensor) -> Tensor:
 def _pitch(matrix: Tensor) -> int:
     """Bytes from row to row."""
     return matrix.stride(0) * matrix.element_size() if matrix.size(0) > 1 else 0
+
+
+def _reach(matrix: Tensor) -> int:
+    """Bytes from the first to the last of it."""
+    return (matrix.size(0) - 1) * _pitch(matrix) + matrix.size(1) * matrix.element_size()
 
 
 def _aligned(k: int, *matrices: Tensor) -> bool:
@@ -122,82 +250,59 @@ def _scale_shape(lead: torch.Size, k: int, granularity: str) -> tuple[int, ...]:
     return (*lead[:-1], -(-lead[-1] // 128), -(-k // 128))
 
 
-def _rows(
+def _bind(
     matrix: Tensor,
-    k: int,
+    shape: torch.Size,
     codec: str,
     granularity: str,
     source: str,
-    codes: Tensor,
-    scale: Tensor,
-    zero: Tensor | None,
-    weight: Tensor | None,
-    eps: float,
-    residual: Tensor | None,
-) -> None:
-    m, index = matrix.size(0), matrix.device.index
-    read = [matrix]
-    if weight is not None:
-        weight = weight.detach().contiguous()
-        read.append(weight.unsqueeze(0))
-    added = None if residual is None else _matrix(residual.detach())
-    if added is not None:
-        read.append(added)
-    variant = Variant(source, name_of(matrix.dtype), codec, granularity, _aligned(k, *read))
-    launch = _rows_plan(variant, m, k, index)
-    launch(
-        raw_stream(index),
-        (),
-        matrix.data_ptr(),
-        0 if weight is None else weight.data_ptr(),
-        0 if added is None else added.data_ptr(),
-        codes.data_ptr(),
-        scale.data_ptr(),
-        0 if zero is None else zero.data_ptr(),
-        m,
-        _pitch(matrix),
-        0 if added is None else _pitch(added),
-        k,
-        eps,
-    )
-    if residual is not None and added is not None:
-        if added.data_ptr() != residual.data_ptr():
-            residual.detach().copy_(added.view(residual.shape))
-        elif not residual.is_inference():
-            torch.autograd.graph.increment_version(residual)
-
-
-def _tiles(matrix: Tensor, m: int, codec: str, codes: Tensor, scale: Tensor) -> None:
-    k, index = matrix.size(1), matrix.device.index
-    variant = Variant("plain", name_of(matrix.dtype), codec, "128x128", _aligned(k, matrix))
-    launch = _tiles_plan(variant, m, k, matrix.size(0) // m, index)
-    pointers = matrix.data_ptr(), codes.data_ptr(), scale.data_ptr()
-    launch(raw_stream(index), (), *pointers, _pitch(matrix), m, k)
-
-
-def _tensor(matrix: Tensor, codec: str, codes: Tensor, scale: Tensor, zero: Tensor | None) -> None:
-    index = matrix.device.index
-    if matrix.is_contiguous():
+    factors: Tensor | None,
+    added: Tensor | None,
+) -> _Fill:
+    """The launch for matrices that lie like these; x had that shape."""
+    index, pitch = matrix.device.index, _pitch(matrix)
+    if granularity == "tensor" and matrix.is_contiguous():
         matrix = matrix.view(1, -1)
-    m, k = matrix.shape
-    variant = Variant("plain", name_of(matrix.dtype), codec, "tensor", _aligned(k, matrix))
+    m, k = matrix.size(0), matrix.size(1) // (2 if source == "swiglu" else 1)
+    read = [one for one in (matrix, factors, added) if one is not None]
+    aligned = _aligned(k, *read)
+    variant = Variant(source, name_of(matrix.dtype), codec, granularity, aligned, added is not None)
+    if granularity == "tensor":
+        return _bind_tensor(variant, m, k, pitch, matrix.device)
+    if granularity == "128x128":
+        height = shape[-2]
+        launch_tiles = _tiles_plan(variant, height, k, m // height, index)
+
+        def fill_tiles(codes: int, scale: int, zero: int, x: int, weight: int, residual: int, eps: float) -> None:
+            launch_tiles(raw_stream(index), (), x, codes, scale, pitch, height, k)
+
+        return fill_tiles
+    launch = _rows_plan(variant, m, k, index)
+    added_pitch = 0 if added is None else _pitch(added)
+
+    def fill(codes: int, scale: int, zero: int, x: int, weight: int, residual: int, eps: float) -> None:
+        launch(raw_stream(index), (), x, weight, residual, codes, scale, zero, m, pitch, added_pitch, k, eps)
+
+    return fill
+
+
+def _bind_tensor(variant: Variant, m: int, k: int, pitch: int, device: torch.device) -> _Fill:
+    index = device.index
     measure, convert, parts = _tensor_plans(variant, m, k, index)
-    # From torch's allocator and for this call alone, so that calls on several streams do not meet.
-    workspace = matrix.new_empty(3 * parts, dtype=torch.int32)
-    values = (
-        matrix.data_ptr(),
-        workspace.data_ptr(),
-        codes.data_ptr(),
-        scale.data_ptr(),
-        0 if zero is None else zero.data_ptr(),
-        m,
-        k,
-        _pitch(matrix),
-        parts,
-    )
-    stream = raw_stream(index)
-    measure(stream, (), *values)
-    convert(stream, (), *values)
+    quick = device.type == "cuda" and _empty_strided is not None
+
+    def fill(codes: int, scale: int, zero: int, x: int, weight: int, residual: int, eps: float) -> None:
+        # From torch's allocator and for this call alone, so that calls on several streams do not meet.
+        if quick:
+            workspace = _empty_strided((3 * parts,), (1,), torch.int32)
+        else:
+            workspace = torch.empty(3 * parts, dtype=torch.int32, device=device)
+        values = x, workspace.data_ptr(), codes, scale, zero, m, k, pitch, parts
+        stream = raw_stream(index)
+        measure(stream, (), *values)
+        convert(stream, (), *values)
+
+    return fill
 
 
 @lru_cache(_PLANS)

@@ -15,6 +15,12 @@ using u64 = unsigned long long;
 OMNIGEMM_BOTH u32 bits_of(float value) { return __float_as_uint(value); }
 OMNIGEMM_BOTH float float_of(u32 bits) { return __uint_as_float(bits); }
 OMNIGEMM_BOTH float fma_of(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+// 1 / value, correctly rounded for sizes from 2^-126 to 2^125: what a division begins with where it asks for no more.
+OMNIGEMM_BOTH float reciprocal_of(float value) {
+    float near;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(near) : "f"(value));
+    return __fmaf_rn(near, __fmaf_rn(-near, value, 1.0f), near);
+}
 #else
 OMNIGEMM_BOTH u32 bits_of(float value) {
     u32 bits;
@@ -27,4 +33,5 @@ OMNIGEMM_BOTH float float_of(u32 bits) {
     return value;
 }
 OMNIGEMM_BOTH float fma_of(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+OMNIGEMM_BOTH float reciprocal_of(float value) { return 1.0f / value; }
 #endif

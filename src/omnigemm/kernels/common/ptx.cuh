@@ -198,6 +198,19 @@ __device__ __forceinline__ unsigned short narrow_fp16(float value) {
     return half;
 }
 
+// Off by a unit or two in the last place; subnormal numbers are 0.
+__device__ __forceinline__ float ex2_approx(float value) {
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(value));
+    return power;
+}
+
+__device__ __forceinline__ float rcp_approx(float value) {
+    float reciprocal;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(value));
+    return reciprocal;
+}
+
 // A shared-memory matrix as wgmma reads it: lines of 128 bytes, 128-byte swizzle, 8 lines every 1024 bytes. A line is a
 // row of the matrix, or if it is turned, 64 rows of one place of K; the next 64 rows then lie 64 lines further. The
 // address is in units of 16 bytes, so that descriptors of matrices further on are made by addition; what tells the

@@ -2,7 +2,6 @@
 #pragma once
 
 struct Piece {
-    static constexpr bool NARROW = false;
     float values[VALUES];
 
     __device__ __forceinline__ float value(int i) const { return values[i]; }

@@ -25,19 +25,24 @@ struct Arguments {
     float epsilon;
 };
 
-// A thread's share of a row: every `lanes`-th vector.
+// A thread's share of a row: EACH vectors, each 32 after the one before, so that one address serves them all; or, if it
+// is not known how many, every `lanes`-th.
 struct Share {
     long long row;
-    int k, lane, lanes;
+    int k, start, lanes;
+    bool leads;  // of all threads that have this row
 
     __device__ __forceinline__ explicit Share(const Arguments& arguments) {
-        const int warp = threadIdx.x / 32;
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         k = arguments.k;
         row = WARP_ROWS ? (long long)blockIdx.x * (blockDim.x / 32) + warp : blockIdx.x;
-        lane = WARP_ROWS ? threadIdx.x % 32 : threadIdx.x;
         lanes = WARP_ROWS ? 32 : blockDim.x;
+        start = (WARP_ROWS ? lane : EACH > 0 ? warp * 32 * EACH + lane : threadIdx.x) * VALUES;
+        leads = start == 0;
     }
-    __device__ __forceinline__ int first(int j) const { return (j * lanes + lane) * VALUES; }
+    // From one vector to the next: a multiple of 128 values.
+    __device__ __forceinline__ int step() const { return (EACH > 0 ? 32 : lanes) * VALUES; }
+    __device__ __forceinline__ int first(int j) const { return start + j * step(); }
 
     // As often for all threads, also for those whose last vector lies past the end: they take part in shuffles.
     template <typename Visit>
@@ -59,7 +64,8 @@ __device__ __forceinline__ void put_scale(const Arguments& arguments, long long 
     if constexpr (CODEC == INT8_ZERO) arguments.zero[at] = scale.zero;
 }
 
-extern "C" __global__ void __launch_bounds__(MOST_THREADS, 1) KERNEL(const __grid_constant__ Arguments arguments) {
+extern "C" __global__ void __launch_bounds__(MOST_THREADS, RESIDENT)
+    KERNEL(const __grid_constant__ Arguments arguments) {
     __shared__ Spans spans;
     join_queue();
     const Share share(arguments);
@@ -79,23 +85,24 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, 1) KERNEL(const __gri
 
     if constexpr (BLOCKS) {
         constexpr int LANES = 128 / VALUES;
-        const long long blocks = (arguments.k + 127) / 128;
+        const long long block = share.row * ((arguments.k + 127) / 128) + share.start / 128;
         share.each([&](int j) {
             const Piece values = piece(j);
             const int first = share.first(j);
             Span span;
             values.template measure<CODEC>(span);
             const Scale scale = scale_of<CODEC>(over_lanes<CODEC, LANES>(span));
-            if (first % 128 == 0 && first < share.k) put_scale(arguments, share.row * blocks + first / 128, scale);
-            store_codes(codes, first, share.k, values, Encoder<CODEC, Piece::NARROW>(scale));
+            if (share.start % 128 == 0 && first < share.k)
+                put_scale(arguments, block + j * (share.step() / 128), scale);
+            store_codes(codes, first, share.k, values, Encoder<CODEC>(scale));
         });
     } else {
         Span span;
         share.each([&](int j) { piece(j).template measure<CODEC>(span); });
         span = WARP_ROWS ? over_lanes<CODEC, 32>(span) : over_block<CODEC>(span, spans);
         const Scale scale = scale_of<CODEC>(span);
-        if (share.lane == 0) put_scale(arguments, share.row, scale);
-        const Encoder<CODEC, Piece::NARROW> encoder(scale);
+        if (share.leads) put_scale(arguments, share.row, scale);
+        const Encoder<CODEC> encoder(scale);
         share.each([&](int j) { store_codes(codes, share.first(j), share.k, piece(j), encoder); });
     }
 }

@@ -21,7 +21,7 @@ struct Source {
             const float g = gates.value(i);
             // The fast forms: the exponential is off by some units in the last place. Where it overflows, as on the
             // CPU, the quotient is 0.
-            piece.values[i] = __fdividef(g, 1.0f + __expf(-g)) * ups.value(i);
+            piece.values[i] = g * rcp_approx(1.0f + ex2_approx(g * -1.44269504f)) * ups.value(i);
         }
         return piece;
     }

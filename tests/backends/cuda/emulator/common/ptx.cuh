@@ -82,14 +82,20 @@ T __shfl_xor_sync(u32, T value, int step) {
     return other;
 }
 
+template <typename T>
+T __ldcg(const T* from) {
+    return *from;
+}
+
 inline u32 __vmaxu2(u32 a, u32 b) {
     const u32 low = (a & 0xffff) > (b & 0xffff) ? a & 0xffff : b & 0xffff;
     const u32 high = a >> 16 > b >> 16 ? a >> 16 : b >> 16;
     return low | high << 16;
 }
-inline float __expf(float x) { return __builtin_expf(x); }
+inline u32 __vmaxs2(u32 a, u32 b) { return __vmaxu2(a ^ 0x80008000, b ^ 0x80008000) ^ 0x80008000; }
+inline float ex2_approx(float x) { return __builtin_exp2f(x); }
+inline float rcp_approx(float x) { return 1.0f / x; }
 inline float sqrtf(float x) { return __builtin_sqrtf(x); }
-inline float __fdividef(float a, float b) { return a / b; }
 
 // Through numbers that hold every half exactly, or are rounded once.
 inline float widen_fp16(unsigned short half) {
