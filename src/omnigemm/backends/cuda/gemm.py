@@ -28,6 +28,7 @@ class Gemm:
         self._m, self._n, self._k = problem.m, problem.n, problem.k
         self._index, self._multiprocessors = index, multiprocessors
         self._loaded = dense.loaded(problem, config, index)
+        self._launchers: dict[Any, Launcher | None] = {}
 
     def __call__(self, out: Tensor, *operands: Any) -> None:
         self.bind(out, *operands)(out, *operands)
@@ -36,7 +37,10 @@ class Gemm:
         """The launch for tensors that lie like these."""
         if out.dim() == 3:
             return self._each
-        launcher = self._prepare(out, a, b)
+        strides = out.stride(), a.stride(), b.stride()
+        if strides not in self._launchers:
+            self._launchers[strides] = self._prepare(out, a, b)
+        launcher = self._launchers[strides]
         if launcher is None:
             return self._with_copies
         index, swap, out_stride, m, adds = self._index, self._config.swap, out.stride(0), self._m, self._variant.c
