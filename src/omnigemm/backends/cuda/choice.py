@@ -29,12 +29,12 @@ _SWAP_DEPTHS = {
 
 
 # The model's constants: cycles, bytes a cycle, parts of a whole, seconds.
-_CHAIN, _CHAIN_ROWS, _PROMOTION = 256.0, 9.0, 2.9
-_BUSY, _BUSY_DENSE, _BUSY_DENSE_2 = 0.75, 0.84, 0.82
-_ARRIVING, _SHARED = 80.0, 140.0
-_EVEN, _NEXT_BLOCK, _NEXT_TILE = 0.45, 1200.0, 6.7
-_START_SWAP, _START_SPLIT, _START_LATE, _START_ROWS, _START_DENSE = 2.3e-6, 0.3e-6, 1.0e-6, 2.0e-6, 1.5e-6
-_OVERLAP = 0.38
+_CHAIN, _CHAIN_ROWS, _PROMOTION, _ADDITION = 325.0, 110.0, 2.0, 1.4
+_BUSY, _BUSY_DENSE, _BUSY_DENSE_2 = 0.64, 0.83, 0.84
+_ARRIVING, _SHARED = 57.0, 120.0
+_EVEN, _NEXT_BLOCK, _NEXT_TILE, _NEXT_TILE_DENSE = 0.37, 1200.0, 7.0, 14.7
+_START_SWAP, _START_SPLIT, _START_LATE, _START_ROWS, _START_DENSE = 2.1e-6, 0.4e-6, 0.9e-6, 2.0e-6, 1.5e-6
+_OVERLAP = 0.28
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +152,7 @@ def seconds(config: Config, variant: Variant, m: int, gpu: Gpu) -> float:
     sums = config.waves * config.cols / 2
     chain = products + (_CHAIN / config.depth if config.swap else _CHAIN_ROWS * config.waves)
     if not variant.straight:
-        chain += _PROMOTION * sums
+        chain += (_PROMOTION if variant.a_scale == "1x128" else _ADDITION) * sums
     # Meanwhile the multiprocessor multiplies for all of them, fetches operands, writes and reads them.
     arriving = (config.rows + config.cols) * BLOCK_K
     read = config.math_groups * config.waves * (64 + config.cols) * BLOCK_K
@@ -174,7 +174,7 @@ def seconds(config: Config, variant: Variant, m: int, gpu: Gpu) -> float:
         if config.cluster > 2 and blocks > places:  # they leave no room for the next kernel to begin early
             start += _START_LATE
     else:
-        cycles = rounds * (each + _NEXT_TILE * sums * (2.0 if dense else 1.0))
+        cycles = rounds * (each + (_NEXT_TILE_DENSE if dense else _NEXT_TILE) * sums)
         start = _START_DENSE if dense else _START_ROWS
     time = cycles / (gpu.dense_clock if dense else gpu.clock)
     return start + max(memory, l2, time) + _OVERLAP * min(memory, time)
