@@ -29,12 +29,12 @@ _SWAP_DEPTHS = {
 
 
 # The model's constants: cycles, bytes a cycle, parts of a whole, seconds.
-_CHAIN, _CHAIN_ROWS, _PROMOTION, _ADDITION = 325.0, 110.0, 2.0, 1.4
-_BUSY, _BUSY_DENSE, _BUSY_DENSE_2 = 0.64, 0.83, 0.84
-_ARRIVING, _SHARED = 57.0, 120.0
-_EVEN, _NEXT_BLOCK, _NEXT_TILE, _NEXT_TILE_DENSE = 0.37, 1200.0, 7.0, 14.7
-_START_SWAP, _START_SPLIT, _START_LATE, _START_ROWS, _START_DENSE = 2.1e-6, 0.4e-6, 0.9e-6, 2.0e-6, 1.5e-6
-_OVERLAP = 0.28
+_CHAIN, _CHAIN_ROWS, _PROMOTION, _ADDITION = 324.0, 166.6, 2.46, 1.33
+_BUSY, _BUSY_DENSE, _BUSY_DENSE_2 = 0.636, 0.824, 0.833
+_ARRIVING, _SHARED, _SHARED_BY_TWO = 57.0, 120.0, 117.3
+_EVEN, _NEXT_BLOCK, _NEXT_TILE, _NEXT_TILE_DENSE = 0.374, 1253.0, 7.82, 14.44
+_START_SWAP, _START_SPLIT, _START_LATE, _START_ROWS, _START_DENSE = 2.118e-6, 0.435e-6, 0.85e-6, 2.047e-6, 1.5e-6
+_OVERLAP = 0.275
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +157,8 @@ def seconds(config: Config, variant: Variant, m: int, gpu: Gpu) -> float:
     arriving = (config.rows + config.cols) * BLOCK_K
     read = config.math_groups * config.waves * (64 + config.cols) * BLOCK_K
     busy = (_BUSY_DENSE_2 if config.waves == 2 else _BUSY_DENSE) if dense else _BUSY
-    unit = max(config.math_groups * products / busy, arriving / _ARRIVING, (arriving + read) / _SHARED)
+    shared = _SHARED_BY_TWO if config.swap and config.math_groups == 2 else _SHARED
+    unit = max(config.math_groups * products / busy, arriving / _ARRIVING, (arriving + read) / shared)
     blocks = tiles * config.split
     together = min(config.blocks_per_sm, _whole(blocks, gpu.multiprocessors))
     places = gpu.multiprocessors // config.cluster * config.cluster
