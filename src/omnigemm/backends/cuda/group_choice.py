@@ -107,21 +107,22 @@ def _whole(size: int, part: int) -> int:
 
 def seconds(config: Config, variant: Variant, sizes: Sizes, gpu: Gpu) -> float:
     """The model: a start, and then whichever takes longest: memory, L2, or the multiprocessors."""
-    n, k = variant.n, variant.k
-    k_blocks = _whole(k, BLOCK_K)
+    n, k, k_blocks = variant.n, variant.k, variant.k_blocks
     size = 4 if variant.out_dtype == "fp32" else 2
     spread, used = sizes.spread(), sizes.used
     down = config.tile_m * (config.left_share if config.swap else config.right_share)
     across = config.tile_n * (config.right_share if config.swap else config.left_share)
     packs = used * sum(_whole(rows, down) for rows in spread) / len(spread) * _whole(n, across)
     rows = used * sizes.rows
-    memory = (used * n * k + rows * k + size * rows * n) / gpu.memory
+    memory = (variant.element_bytes * (used * n + rows) * k + size * rows * n) / gpu.memory
     loaded = (config.rows / config.left_share + config.cols / config.right_share) * BLOCK_K
     l2 = packs * config.share * k_blocks * loaded / gpu.l2
     # Cycles of a block of K, as in choice.py.
     products = 64 * config.waves * config.cols * BLOCK_K / 4096
     sums = config.waves * config.cols / 2
-    chain = products + 2.9 * sums + (300 / config.depth if config.swap else 30 * config.waves)
+    chain = (
+        products + (0 if variant.straight else 2.9) * sums + (300 / config.depth if config.swap else 30 * config.waves)
+    )
     arriving = (config.rows + config.cols) * BLOCK_K
     read = config.math_groups * config.waves * (64 + config.cols) * BLOCK_K
     # Warpgroups with no rows of the group do not multiply.
@@ -135,6 +136,6 @@ def seconds(config: Config, variant: Variant, sizes: Sizes, gpu: Gpu) -> float:
     rounds = max(1.0, packs / places)
     rounds += 0.5 * (1 - rounds % 1.0)  # the last one is not full, and goes faster
     each = k_blocks * max(chain, config.blocks_per_sm * unit) + 500 + 2.3 * sums * config.blocks_per_sm
-    slow = 2 * rows * n * k / gpu.multiprocessors / 8192 / gpu.clock > memory
+    slow = 2 * rows * n * k * variant.element_bytes / gpu.multiprocessors / 8192 / gpu.clock > memory
     compute = rounds * each / (gpu.dense_clock if slow else gpu.clock)
     return 4e-6 + max(memory * 1.05, l2, compute) + 0.2 * min(memory, compute)

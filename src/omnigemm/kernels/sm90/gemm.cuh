@@ -112,10 +112,12 @@ struct Shared {
 
 // One operand's tile; of a shared one, this block's part, to all blocks that share it.
 template <int rows, int share, bool turned>
-__device__ __forceinline__ void load_operand(char* target, const TensorMap* map, u64* full, int block, int first,
-                                             const Work& work) {
+__device__ __forceinline__ void load_operand(char* target, const TensorMap* map, u64* full, int block, int before,
+                                             int inside, const Work& work) {
     constexpr int part = rows / share, copies = turned ? part / 64 : 1;
-    const int from = share > 1 ? work.share_rank * part : 0, k = block * ELEMENTS;
+    // A group's operand begins `before` lines of memory further on.
+    const int first = (turned ? 0 : before) + inside, k = (turned ? before : 0) + block * ELEMENTS;
+    const int from = share > 1 ? work.share_rank * part : 0;
     const unsigned short sharers = share > 1 ? ((1 << share) - 1) << (cluster_ctarank() - work.share_rank) : 0;
 #pragma unroll
     for (int copy = 0; copy < copies; ++copy) {
@@ -137,13 +139,13 @@ struct Loader {
     __device__ __forceinline__ void load(bool the_left, int stage, int block, const Place& tile) const {
         char* target = shared.stages + stage * STAGE_BYTES;
         u64* full = &shared.ring->full[stage];
-        const int first = the_left == SWAP ? tile.b_row(arguments) : tile.a_row(arguments);
+        const int before = the_left == SWAP ? tile.b_row(arguments) : tile.a_row(arguments);
         if (the_left)
-            load_operand<TILE_ROWS, LEFT_SHARE, LEFT_TURNED>(target, left, full, block, first + tile.row * TILE_ROWS,
+            load_operand<TILE_ROWS, LEFT_SHARE, LEFT_TURNED>(target, left, full, block, before, tile.row * TILE_ROWS,
                                                              work);
         else
-            load_operand<TILE_COLS, RIGHT_SHARE, RIGHT_TURNED>(target + LEFT_BYTES, right, full, block,
-                                                               first + tile.col * TILE_COLS, work);
+            load_operand<TILE_COLS, RIGHT_SHARE, RIGHT_TURNED>(target + LEFT_BYTES, right, full, block, before,
+                                                               tile.col * TILE_COLS, work);
     }
     __device__ __forceinline__ void load_weights(int stage, int block, const Place& tile) const {
         mbarrier_arrive_expect_tx(&shared.ring->full[stage], STAGE_BYTES);
