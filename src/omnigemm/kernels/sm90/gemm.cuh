@@ -21,6 +21,10 @@ constexpr int BLOCK_K = 128;                       // bytes: one swizzled row, a
 constexpr int ELEMENTS = BLOCK_K / ELEMENT_BYTES;  // of K in a block
 constexpr int K_BLOCKS = (SHAPE_K + ELEMENTS - 1) / ELEMENTS;
 constexpr int TILE_ROWS = 64 * WAVES * MATH_GROUPS;
+// From a math group's rows to the next one's, and from its first 64 to its next. In a group's last tile the rows that
+// are missing are the last ones, so there the math groups take turns, and have equally much to do.
+constexpr int GROUP_ROWS = GROUPED ? 64 : 64 * WAVES;
+constexpr int WAVE_ROWS = GROUPED ? 64 * MATH_GROUPS : 64;
 constexpr int LEFT_BYTES = TILE_ROWS * BLOCK_K;
 constexpr int RIGHT_BYTES = TILE_COLS * BLOCK_K;
 constexpr int STAGE_BYTES = LEFT_BYTES + RIGHT_BYTES;
@@ -54,7 +58,8 @@ constexpr int MATH_REGISTERS = SCALE_WARPS == 0 ? 232 : ONE_READ ? 224 : 216;
 // columns' in fours. Every read takes its time on the way to shared memory, which is also that of the operands.
 constexpr int ROWS_EACH = 2 * WAVES;  // of a thread: two of 16 in each wave
 __device__ __forceinline__ int left_place(int row) {
-    const int warp = row / (64 * WAVES) * 4 + row % 64 / 16, wave = row / 64 % WAVES;
+    const int group = GROUPED ? row / GROUP_ROWS % MATH_GROUPS : row / GROUP_ROWS;
+    const int warp = group * 4 + row % 64 / 16, wave = row / WAVE_ROWS % WAVES;
     return (warp * 8 + row % 8) * ROWS_EACH + wave * 2 + row / 8 % 2;
 }
 constexpr bool FOURS = RIGHT_SCALE == PER_ROW && TILE_COLS % 16 == 0;
@@ -289,17 +294,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     } else {
         if constexpr (REBALANCE) setmaxnreg_inc<MATH_REGISTERS>();
         griddepcontrol_wait();
-        const int row = group * 64 * WAVES + warp % 4 * 16 + threadIdx.x % 32 / 4;
+        const int row = group * GROUP_ROWS + warp % 4 * 16 + threadIdx.x % 32 / 4;
         Mainloop mainloop(shared.stages, group, row);
         Position<STAGES> at;
         for (int index = work.first(); work.has(index); index += work.step()) {
             const Place tile = work.tile(index);
-            if (work.skips(tile, arguments, group)) {
+            const int waves = work.waves(tile, group);
+            if (waves == 0) {
                 Mainloop::skip(shared.ring, at, work.blocks(), work.share_rank);
                 continue;
             }
             Mainloop::Sums sums;
-            mainloop.run(sums, shared.ring, at, shared.scales, tile, work.blocks(), work.share_rank);
+            if (WAVES == 1 || waves == WAVES)
+                mainloop.run<WAVES>(sums, shared.ring, at, shared.scales, tile, work.blocks(), work.share_rank);
+            else
+                mainloop.run<1>(sums, shared.ring, at, shared.scales, tile, work.blocks(), work.share_rank);
             Epilogue::store(sums, shared.out, shared.stages, shared.arrived, &map_out, arguments, group, tile, row);
         }
         Epilogue::finish();

@@ -89,8 +89,10 @@ struct Work {
                 one.first,
                 one.rows};
     }
-    // Whether a math group has no row of the group's at all: then there is nothing to multiply.
-    static __device__ __forceinline__ bool skips(const Place& place, const Arguments&, int math_group) {
-        return !SWAP && uniform(place.row * TILE_ROWS + math_group * 64 * WAVES >= place.count);
+    // How many of a math group's waves have rows of the group: the others are not multiplied.
+    static __device__ __forceinline__ int waves(const Place& place, int math_group) {
+        if (SWAP) return WAVES;
+        const int left = place.count - place.row * TILE_ROWS - math_group * GROUP_ROWS;
+        return uniform(left <= 0 ? 0 : min(WAVES, (left + WAVE_ROWS - 1) / WAVE_ROWS));
     }
 };
