@@ -6,7 +6,9 @@ import dataclasses
 import itertools
 
 import pytest
+import torch
 
+from omnigemm.backends.blas import estimate
 from omnigemm.backends.cuda import explain_on, group_choice, groups
 from omnigemm.backends.cuda.gpu import KNOWN
 from omnigemm.backends.cuda.group_choice import Sizes
@@ -120,3 +122,11 @@ def test_more_groups_and_more_rows_take_longer() -> None:
 
     times = [seconds(count, rows) for count, rows in ((8, 4), (64, 4), (64, 40), (64, 400), (64, 4000))]
     assert times == sorted(times)
+
+
+@pytest.mark.parametrize("layout", ["row", "col", "strided"])
+def test_16_bit_groups_cost_less_than_a_blas_that_waits(layout: str) -> None:
+    for op, rows in itertools.product(("contiguous", "masked"), (1, 200, 9000)):
+        one = dataclasses.replace(problem(op, 8, rows, 4096, 4096, "bf16", None), b_layout=layout)
+        (first, *_) = groups.kernels(one, H200)
+        assert first.cost(one, torch.device("cuda")) < estimate.seconds(one)

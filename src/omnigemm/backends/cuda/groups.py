@@ -287,7 +287,7 @@ class Sm90Groups:
         if variant_of(problem).element_bytes == 1:
             return self.choice.seconds
         # A BLAS has to wait for the device before it can start, and no graph can capture that.
-        return min(self.choice.seconds, estimate.seconds(problem))
+        return min(self.choice.seconds, 0.99 * estimate.seconds(problem))
 
     def plan(self, problem: Problem, device: torch.device) -> Plan:
         index = torch.cuda.current_device() if device.index is None else device.index
