@@ -131,6 +131,7 @@ def make(case: Case) -> Given:
         ours[first:last] = True
     if case.kind == "none":
         a.view(ours.numel(), case.k)[~ours] = float("nan")
+        b[torch.tensor(case.sizes, device="cuda") == 0] = float("nan")  # nobody's weights
         b = b.transpose(1, 2).contiguous().transpose(1, 2) if case.turned else b
         return Given(case, a, b, indices(case, case.sizes), None, None)
     a_kind, b_kind = SCALES[case.kind]

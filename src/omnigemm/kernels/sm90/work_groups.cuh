@@ -30,7 +30,10 @@ struct Place : Tile {
 struct Work {
     static_assert(SPLIT == 1, "there are tiles enough");
     static constexpr int TABLE_LINE = sizeof(Group);
-    static constexpr int end_block = (K_BLOCKS + DEPTH - 1) / DEPTH * DEPTH, first_block = 0;
+    // fp8 is added in whole groups of DEPTH: what lies past K is zero. The others end where K does, for past it may lie
+    // another group's weights, if they are turned.
+    static constexpr bool STRAIGHT = INT8 || ELEMENT_BYTES == 2;
+    static constexpr int end_block = STRAIGHT ? K_BLOCKS : (K_BLOCKS + DEPTH - 1) / DEPTH * DEPTH, first_block = 0;
     Groups groups;
     const Group* table;
     int share_rank;
