@@ -1,4 +1,4 @@
-"""Measure grouped products on one GPU beside their peers: torch's grouped product and, where it is there, deep_gemm.
+"""Measure grouped products on one GPU beside their peers: torch's grouped products and, where it is there, deep_gemm.
 
     python benchmarks/groups.py
     python benchmarks/groups.py --op grouped_masked_fp8_block
@@ -37,6 +37,7 @@ SHAPES = {
     "grouped_contiguous_fp8_block": LARGE,
     "grouped_contiguous_fp8_token": (*LARGE, *MIDDLE, *THIN),
     "grouped_masked_fp8_block": (*MIDDLE, *THIN),
+    "grouped_contiguous_bf16": (*LARGE, *MIDDLE, *THIN),
 }
 METHOD = (
     "up to 32 groups have 0.7 to 1.3 times the stated rows, more have just those; peers with the padding they need, "
@@ -44,6 +45,8 @@ METHOD = (
 )
 _PAD = 128  # rows: deep_gemm wants contiguous groups to begin at multiples
 _FP8 = torch.float8_e4m3fn
+# What deep_gemm called its masked product, newest first.
+_MASKED = ("fp8_m_grouped_gemm_nt_masked", "m_grouped_fp8_fp4_gemm_nt_masked", "m_grouped_fp8_gemm_nt_masked")
 
 Shape = tuple[int, int, int, int]
 
@@ -56,9 +59,16 @@ def sizes(groups: int, rows: int) -> list[int]:
     return found
 
 
-def floor_us(total: int, used: int, n: int, k: int) -> float:
-    """What an H200's memory (4.6 TB/s read) and fp8 tensor cores (1580 TFLOP/s) allow."""
-    return max((used * n * k + total * (k + 2 * n)) / 4.6e6, 2 * total * n * k / 1580e6)
+def floor_us(total: int, used: int, n: int, k: int, size: int = 1) -> float:
+    """What an H200's memory (4.6 TB/s read) and tensor cores (1580 TFLOP/s in fp8, half in 16 bits) allow."""
+    return max((size * (used * n + total) * k + 2 * total * n) / 4.6e6, size * 2 * total * n * k / 1580e6)
+
+
+def words(op: str) -> dict[str, Any]:
+    """What describes the operands, besides their sizes."""
+    if op.endswith("bf16"):
+        return {"dtype": "bf16"}
+    return {"dtype": "e4m3", "granularity": "128x128" if op.endswith("block") else "token"}
 
 
 def problem(op: str, shape: Shape) -> Problem:
@@ -71,9 +81,8 @@ def problem(op: str, shape: Shape) -> Problem:
         n=n,
         k=k,
         groups=groups,
-        dtype="e4m3",
-        granularity="128x128" if op.endswith("block") else "token",
         expected_m=rows if masked else None,
+        **words(op),
     )
 
 
@@ -91,21 +100,31 @@ class Products:
         lead = (self.groups, slab(self.counts)) if self.masked else (sum(self.counts),)
         index = torch.tensor(self.counts, dtype=torch.int32, device="cuda")
         self.index = index if self.masked else index.cumsum(0, dtype=torch.int32)
-        self.a = codes(*lead, k)
-        self.weights = [codes(self.groups, n, k) for _ in range(graph.copies_needed(self.groups * n * k))]
-        self.block = op.endswith("block")
-        self.a_scale = scales(*lead, blocks) if self.block else scales(*lead)
-        self.b_scale = scales(self.groups, -(-n // 128), blocks) if self.block else scales(self.groups, n)
+        self.block, self.wide = op.endswith("block"), op.endswith("bf16")
+        dtype = torch.bfloat16 if self.wide else _FP8
+        copies = graph.copies_needed(self.groups * n * k * dtype.itemsize)
+        self.a = values(*lead, k, dtype=dtype)
+        self.weights = [values(self.groups, n, k, dtype=dtype) for _ in range(copies)]
+        self.scales: dict[str, Tensor] = {}
+        if self.block:
+            self.scales = {"a_scale": scales(*lead, blocks), "b_scale": scales(self.groups, -(-n // 128), blocks)}
+        elif not self.wide:
+            self.scales = {"a_scale": scales(*lead), "b_scale": scales(self.groups, n)}
         self.out = torch.empty(*lead, n, device="cuda", dtype=torch.bfloat16)
 
     def ours(self, weight: Tensor) -> None:
-        words: dict[str, Any] = {"a_scale": self.a_scale, "b_scale": self.b_scale, "out": self.out}
         if self.masked:
-            omnigemm.grouped_gemm_masked(self.a, weight, self.index, expected_m=self.rows, **words)
+            omnigemm.grouped_gemm_masked(self.a, weight, self.index, expected_m=self.rows, out=self.out, **self.scales)
         else:
-            omnigemm.grouped_gemm_contiguous(self.a, weight, self.index, **words)
+            omnigemm.grouped_gemm_contiguous(self.a, weight, self.index, out=self.out, **self.scales)
 
     def peers(self) -> Iterator[tuple[str, Callable[[Tensor], object]]]:
+        if self.wide:
+            yield (
+                "torch grouped_mm",
+                lambda weight: torch._grouped_mm(self.a, weight.transpose(-2, -1), offs=self.index),
+            )
+            return
         rows = torch.cat([self.a[i, :c] for i, c in enumerate(self.counts)]) if self.masked else self.a
         ends = self.index.cumsum(0, dtype=torch.int32) if self.masked else self.index
         a_scale, b_scale = scales(rows.size(0)), scales(self.groups, self.out.size(-1))
@@ -121,9 +140,12 @@ class Products:
             yield "DeepGEMM", self._deep_gemm_masked() if self.masked else self._deep_gemm_contiguous()
 
     def _deep_gemm_masked(self) -> Callable[[Tensor], object]:
+        a, b_scale = (self.a, self.scales["a_scale"]), self.scales["b_scale"]
+
         def call(weight: Tensor) -> object:
-            product = importlib.import_module("deep_gemm").m_grouped_fp8_gemm_nt_masked
-            return product((self.a, self.a_scale), (weight, self.b_scale), self.out, self.index, self.rows)
+            deep_gemm = importlib.import_module("deep_gemm")
+            name = next((one for one in _MASKED if hasattr(deep_gemm, one)), _MASKED[0])
+            return getattr(deep_gemm, name)(a, (weight, b_scale), self.out, self.index, self.rows)
 
         return call
 
@@ -134,20 +156,20 @@ class Products:
             for group, count in enumerate(self.counts)
         ]
         owners = torch.cat(layout).cuda()
-        a = codes(owners.numel(), self.a.size(1))
-        a_scale = scales(owners.numel(), self.a_scale.size(1))
+        a = values(owners.numel(), self.a.size(1))
+        a_scale, b_scale = scales(owners.numel(), self.scales["a_scale"].size(1)), self.scales["b_scale"]
         out = torch.empty(owners.numel(), self.out.size(1), device="cuda", dtype=torch.bfloat16)
 
         def call(weight: Tensor) -> object:
             product = importlib.import_module("deep_gemm").m_grouped_fp8_gemm_nt_contiguous
-            return product((a, a_scale), (weight, self.b_scale), out, owners)
+            return product((a, a_scale), (weight, b_scale), out, owners)
 
         return call
 
 
-def codes(*shape: int) -> Tensor:
-    """Random fp8 values, some at a time: in fp32 they would take four times the room."""
-    made = torch.empty(shape, device="cuda", dtype=_FP8)
+def values(*shape: int, dtype: torch.dtype = _FP8) -> Tensor:
+    """Random ones, some at a time: in fp32 all of them would take four times the room."""
+    made = torch.empty(shape, device="cuda", dtype=dtype)
     for part in made.view(-1).split(1 << 28):
         part.copy_(torch.randn(part.numel(), device="cuda", dtype=torch.float16))
     return made
@@ -172,15 +194,13 @@ def measure(op: str, shape: Shape, deep_gemm: str) -> dict[str, Any]:
     us = round(graph.microseconds(products.ours, products.weights), 2)
     peers = {name.replace("DeepGEMM", deep_gemm): timed(call, products.weights) for name, call in products.peers()}
     described = problem(op, shape)
-    words = {"granularity": "128x128" if op.endswith("block") else "token"}
-    if products.masked:
-        words["expected_m"] = rows  # type: ignore[assignment]
-    plan = omnigemm.plan(described.op, m=described.m, n=n, k=k, groups=groups, dtype="e4m3", device="cuda", **words)
+    more = {"expected_m": rows, **words(op)} if products.masked else words(op)
+    plan = omnigemm.plan(described.op, m=described.m, n=n, k=k, groups=groups, device="cuda", **more)
     return {
         "op": op,
         "shape": f"G{groups}x{rows}x{n}x{k}",
         "us": us,
-        "floor_us": round(floor_us(sum(products.counts), groups, n, k), 2),
+        "floor_us": round(floor_us(sum(products.counts), groups, n, k, products.a.element_size()), 2),
         "peers": {name: peer for name, peer in peers.items() if peer},
         "config": {"kernel": plan.kernel, **plan.config},
     }

@@ -11,9 +11,11 @@ from omnigemm.backends.cuda import gpu, groups, sm90
 from omnigemm.core.problem import Problem
 
 from . import fp8_cases
-from .fp8_cases import E4M3, E5M2, SCALES, guarded
+from .fp8_cases import E4M3, E5M2, guarded
 
-_NAMES = {E4M3: "e4m3", E5M2: "e5m2", torch.int8: "int8"}
+BF16, FP16 = torch.bfloat16, torch.float16
+SCALES = {**fp8_cases.SCALES, "none": ("none", "none")}
+_NAMES = {E4M3: "e4m3", E5M2: "e5m2", torch.int8: "int8", BF16: "bf16", FP16: "fp16"}
 _TYPES = {name: dtype for dtype, name in _NAMES.items()}
 OUTS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 OPS = {"contiguous": "grouped_gemm_contiguous", "masked": "grouped_gemm_masked"}
@@ -34,6 +36,16 @@ CONFIGS = {
     "rows 256x128 shared rows": sm90.Config(False, 2, 2, 128, 3, left_share=2, out_buffers=2),
     "rows 256x128 shared weights": sm90.Config(False, 2, 2, 128, 3, right_share=2),
 }
+# The same for 16-bit operands, which have wider tiles besides.
+CONFIGS_16 = {
+    "swap 8": sm90.Config(True, 1, 1, 8, 6, depth=4, blocks_per_sm=3),
+    "swap 32x128": sm90.Config(True, 2, 1, 32, 6, depth=4),
+    "swap 64 shared weights": sm90.Config(True, 1, 1, 64, 6, depth=2, left_share=2),
+    "rows 64x128": sm90.Config(False, 1, 1, 128, 5),
+    "rows 128x192 shared rows": sm90.Config(False, 2, 1, 192, 4, left_share=2, band=3),
+    "rows 128x256 shared weights": sm90.Config(False, 2, 1, 256, 3, right_share=2, band=16),
+    "rows 256x128 shared rows": sm90.Config(False, 2, 2, 128, 3, left_share=2, out_buffers=2),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +61,7 @@ class Case:
     a: torch.dtype = E4M3
     b: torch.dtype = E4M3
     spare: int = 5
+    turned: bool = False  # weights that lie as [K, N]
 
     @property
     def masked(self) -> bool:
@@ -63,12 +76,13 @@ class Case:
         a_scale, b_scale = SCALES[self.kind]
         return Problem(
             OPS[self.op], self.capacity, self.n, self.k, _NAMES[self.a], _NAMES[self.b], self.out,
-            groups=len(self.sizes), a_scale=a_scale, b_scale=b_scale,
+            groups=len(self.sizes), a_scale=a_scale, b_scale=b_scale, b_layout="col" if self.turned else "row",
         )  # fmt: skip
 
     def __str__(self) -> str:
         sizes = "+".join(map(str, self.sizes)) if len(self.sizes) < 12 else f"{len(self.sizes)} groups"
-        return f"{self.op}-{sizes}x{self.n}x{self.k}-{self.kind}-{_NAMES[self.a]}-{_NAMES[self.b]}-{self.out}"
+        types = f"{_NAMES[self.a]}-{_NAMES[self.b]}-{self.out}{'-turned' * self.turned}"
+        return f"{self.op}-{sizes}x{self.n}x{self.k}-{self.kind}-{types}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,11 +93,11 @@ class Given:
     a: Tensor
     b: Tensor
     groups: Tensor
-    a_scale: Tensor
-    b_scale: Tensor
+    a_scale: Tensor | None
+    b_scale: Tensor | None
 
     @property
-    def operands(self) -> tuple[Tensor, ...]:
+    def operands(self) -> tuple[Tensor | None, ...]:
         return self.a, self.b, self.groups, self.a_scale, self.b_scale
 
 
@@ -112,13 +126,18 @@ def make(case: Case) -> Given:
     g, blocks = len(case.sizes), -(-case.k // 128)
     lead = (g, case.capacity) if case.masked else (case.capacity,)
     a, b = values((*lead, case.k), case.a), values((g, case.n, case.k), case.b)
+    ours = torch.zeros(a.shape[:-1].numel(), dtype=torch.bool, device="cuda")
+    for _, first, last in spans(case, case.sizes):
+        ours[first:last] = True
+    if case.kind == "none":
+        a.view(ours.numel(), case.k)[~ours] = float("nan")
+        b[torch.tensor(case.sizes, device="cuda") == 0] = float("nan")  # nobody's weights
+        b = b.transpose(1, 2).contiguous().transpose(1, 2) if case.turned else b
+        return Given(case, a, b, indices(case, case.sizes), None, None)
     a_kind, b_kind = SCALES[case.kind]
     a_scale = guarded(*{"1x128": (*lead, blocks), "token": lead, "tensor": ()}[a_kind])
     b_shape = {"128x128": (g, -(-case.n // 128), blocks), "1x128": (g, case.n, blocks), "channel": (g, case.n)}
     b_scale = guarded(*b_shape.get(b_kind, (g,)))
-    ours = torch.zeros(a.shape[:-1].numel(), dtype=torch.bool, device="cuda")
-    for _, first, last in spans(case, case.sizes):
-        ours[first:last] = True
     if case.a != torch.int8:
         a.view(ours.numel(), case.k).view(torch.uint8)[~ours] = 0x7F  # NaN in both types
     if a_kind != "tensor":
@@ -141,8 +160,6 @@ def check(given: Given, out: Tensor, sizes: tuple[int, ...] | None = None) -> in
     case = given.case
     rows = out.reshape(-1, case.n)
     a = given.a.reshape(rows.size(0), case.k)
-    whole = given.a_scale.numel() == 1
-    a_scale = given.a_scale if whole else given.a_scale.reshape(a.size(0), *given.a_scale.shape[given.a.dim() - 1 :])
     count = 0
     for group, first, last in spans(case, case.sizes if sizes is None else sizes):
         if first == last:
@@ -151,11 +168,23 @@ def check(given: Given, out: Tensor, sizes: tuple[int, ...] | None = None) -> in
         if case.k == 0:
             assert not rows[first:last].any()
             continue
-        part = a_scale if whole else a_scale[first:last]
-        b_scale = given.b_scale if given.b_scale.numel() == 1 else given.b_scale[group]
+        if given.a_scale is None or given.b_scale is None:
+            halves(rows[first:last], a[first:last], given.b[group])
+            continue
+        a_scale, b_scale = given.a_scale, given.b_scale
+        if a_scale.numel() > 1:
+            a_scale = a_scale.reshape(a.size(0), *a_scale.shape[given.a.dim() - 1 :])[first:last]
+        b_scale = b_scale if b_scale.numel() == 1 else b_scale[group]
         close = integers if case.a == torch.int8 else fp8_cases.close
-        close(rows[first:last], (a[first:last], given.b[group], part, b_scale, None))
+        close(rows[first:last], (a[first:last], given.b[group], a_scale, b_scale, None))
     return count
+
+
+def halves(result: Tensor, a: Tensor, b: Tensor) -> None:
+    """Sums in fp32, rounded once to the result's type: what a random walk of K roundings of the sums' size leaves."""
+    want = a.double() @ b.double().t()
+    allowed = torch.finfo(result.dtype).eps * want.abs() + 2e-7 * a.size(1) * want.abs().mean().clamp_min(1.0)
+    assert bool(((result.double() - want).abs() <= allowed).all())
 
 
 def integers(result: Tensor, given: tuple[Tensor | None, ...]) -> None:

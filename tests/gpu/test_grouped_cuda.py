@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 import omnigemm
+from omnigemm.backends.cuda import gpu, groups, jit
 
 from .fp8_cases import SCALES
-from .group_cases import OPS, OUTS, Case, Given, check, frame, indices, make
+from .group_cases import BF16, FP16, OPS, OUTS, Case, Given, check, frame, indices, make
 
 SIZES = (0, 1, 3, 64, 0, 129, 300, 7)
 
@@ -61,6 +62,49 @@ def test_int8(op: str, out: str) -> None:
     for kind in ("token", "tensor"):
         for sizes in (SIZES, (3,) * 40):
             call_framed(make(Case(op, sizes, 264, 640, kind, out, torch.int8, torch.int8)))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("dtype", [BF16, FP16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize("op", OPS)
+def test_16_bits(op: str, dtype: torch.dtype, turned: bool) -> None:
+    """Weights may lie either way; what the kernel cannot read in its place is copied."""
+    many = (SIZES, (1,) * 64, (16,) * 40, (134, 190, 250), (1024, 700), (0, 0, 0))
+    cases = [Case(op, sizes, 520, 576, "none", "bf16", dtype, dtype, turned=turned) for sizes in many]
+    for n, k, out in ((264, 200, "fp32"), (33, 129, "fp16"), (1, 8, "bf16")):
+        cases.append(Case(op, SIZES, n, k, "none", out, dtype, dtype, turned=turned))
+    jit.warm({spec for case in cases for spec in groups.specs(case.problem, gpu.of(0))})
+    for case in cases:
+        given = make(case)
+        call_framed(given)
+        function = omnigemm.grouped_gemm_masked if case.masked else omnigemm.grouped_gemm_contiguous
+        check(given, function(given.a, given.b, given.groups, out_dtype=OUTS[case.out]))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("op", OPS)
+def test_16_bits_that_lie_apart(op: str, turned: bool) -> None:
+    given, g = make(Case(op, SIZES, 264, 640, "none", a=BF16, b=BF16, turned=turned)), len(SIZES)
+    for jump, width, first in ((1, 8, 0), (2, 8, 8), (1, 3, 1)):
+        lines = given.b.transpose(1, 2) if turned else given.b
+        wide = torch.full((jump * g, lines.size(1) + 3, lines.size(2) + width), float("nan"), device="cuda", dtype=BF16)
+        some = wide[::jump, : lines.size(1), first : first + lines.size(2)]
+        some.copy_(lines)
+        call_framed(changed(given, b=some.transpose(1, 2) if turned else some))
+    one = given.b[1:2].expand(given.b.shape)  # the first group is empty, and has no weights
+    call_framed(changed(given, b=one))
+    across = torch.full((*given.a.shape, 2), float("nan"), device="cuda", dtype=BF16)
+    across[..., 0].copy_(given.a)
+    call_framed(changed(given, a=across[..., 0]))
+
+
+def test_16_bits_run_here_rather_than_where_the_host_waits() -> None:
+    for op in OPS.values():
+        for m, count in ((4, 4), (4096, 8), (40000, 8)):
+            for layout in ("row", "col"):
+                found = omnigemm.explain(op, m=m, n=4096, k=2048, groups=count, device="cuda", b_layout=layout).chosen
+                assert found is not None
+                assert found.backend == "cuda"
 
 
 @pytest.mark.parametrize("expected", [None, 1, 12, 200, 100000])
@@ -205,6 +249,7 @@ def test_what_is_refused_and_why() -> None:
     given = make(Case("masked", (5, 0, 9), 264, 512))
     with pytest.raises(omnigemm.DeviceError, match="counts is on cpu, expected cuda:0"):
         call(given, given.groups.cpu())
-    rows = torch.ones(4, 8, device="cuda", dtype=torch.bfloat16)
-    with pytest.raises(omnigemm.UnsupportedError, match="take fp8 and int8, not bf16"):
-        omnigemm.grouped_gemm_contiguous(rows, rows[None], given.groups[:1], backend="cuda")
+    rows = torch.ones(4, 64, device="cuda", dtype=torch.bfloat16)
+    weight = omnigemm.quantize_int4(rows[None], group_size=32)
+    with pytest.raises(omnigemm.UnsupportedError, match="not int4 weights"):
+        omnigemm.grouped_gemm_contiguous(rows, weight, given.groups[:1], backend="cuda")

@@ -13,7 +13,7 @@ import omnigemm
 from omnigemm.backends.cuda import CudaBackend, dense, gpu, jit, sm90
 from omnigemm.backends.cuda.gpu import KNOWN, Gpu
 from omnigemm.core.dispatch import Support
-from omnigemm.core.problem import GRANULARITIES, OPS, SIZE_LIMIT, Problem, describe
+from omnigemm.core.problem import GRANULARITIES, SIZE_LIMIT, Problem, describe
 from omnigemm.core.settings import BACKEND_NAMES
 
 H200 = KNOWN["h200"]
@@ -96,9 +96,12 @@ def test_fp8_runs_on_hopper_whatever_the_scales(granularity: str, out_dtype: str
         assert "NVIDIA H200" in BACKEND.supports_on(one, H200).reason
 
 
-@pytest.mark.parametrize("op", [op for op in OPS if op not in ("fp8_gemm", "int8_gemm", "gemm")])
-def test_other_operations_are_refused(op: str) -> None:
-    one = describe(op, m=16, n=256, k=512)
+@pytest.mark.parametrize(
+    ("op", "weight"),
+    [("int4_gemm", None), ("grouped_gemm", None), ("grouped_gemm_contiguous", "int4"), ("grouped_gemm_masked", "int4")],
+)
+def test_other_operations_are_refused(op: str, weight: str | None) -> None:
+    one = describe(op, m=16, n=256, k=512, weight_dtype=weight)
     answer = BACKEND.supports_on(one, H200)
     assert not answer
     assert "fp8" in answer.reason
@@ -106,8 +109,11 @@ def test_other_operations_are_refused(op: str) -> None:
 
 
 @pytest.mark.parametrize("op", ["grouped_gemm_contiguous", "grouped_gemm_masked"])
-@pytest.mark.parametrize(("dtype", "granularity"), [("e4m3", "128x128"), ("e5m2", "1x128"), ("int8", "token")])
-def test_groups_of_rows_run_on_hopper(op: str, dtype: str, granularity: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "granularity"),
+    [("e4m3", "128x128"), ("e5m2", "1x128"), ("int8", "token"), ("bf16", None), ("fp16", None)],
+)
+def test_groups_of_rows_run_on_hopper(op: str, dtype: str, granularity: str | None) -> None:
     one = describe(op, m=16, n=256, k=512, groups=9, dtype=dtype, granularity=granularity)
     assert BACKEND.supports_on(one, H200)
     assert len(BACKEND.specs(one, H200)) == 1

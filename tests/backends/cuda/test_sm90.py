@@ -311,6 +311,12 @@ GROUPS = [
     (Config(False, 2, 2, 128, 3, left_share=2, out_buffers=2), variant(**_ROWS)),
     (Config(False, 2, 2, 128, 3, left_share=2, out_buffers=2), variant(TOKEN, "fp16", **_SLABS)),
     (Config(False, 2, 2, 128, 3, left_share=2, out_buffers=2), variant(TOKEN, **_INT8, **_SLABS)),
+    (Config(True, 1, 1, 8, 7, depth=4, blocks_per_sm=3), variant(NO_SCALES, **_BF16, **_ROWS)),
+    (Config(True, 2, 1, 64, 6, depth=2), variant(NO_SCALES, b_turned=True, **_FP16, **_SLABS)),
+    (Config(True, 2, 1, 128, 4, right_share=2), variant(NO_SCALES, "fp32", k=1000, **_BF16, **_SLABS)),
+    (Config(False, 2, 1, 256, 3, right_share=2, band=16), variant(NO_SCALES, **_BF16, **_ROWS)),
+    (Config(False, 2, 1, 192, 4, left_share=2, band=16), variant(NO_SCALES, b_turned=True, **_BF16, **_SLABS)),
+    (Config(False, 2, 2, 128, 3, left_share=2, out_buffers=2), variant(NO_SCALES, "fp16", **_FP16, **_ROWS)),
 ]
 COMPILED = [*SWAPS, *BY_ROW, *MEASURED, *INTEGERS, *SIXTEEN, *GROUPS]
 

@@ -14,6 +14,7 @@ from ...core.dispatch import Support
 from ...core.errors import DeviceError
 from ...core.plan import Plan
 from ...core.problem import Problem
+from ..blas import estimate
 from . import choice, dense, group_choice, sm90
 from .gpu import Gpu
 from .jit import KernelSpec
@@ -22,16 +23,21 @@ from .launch import Launcher, Matrix, raw_stream
 
 _log = logging.getLogger("omnigemm")
 _ALIGN = 16  # bytes: where the copy engine wants rows to begin
-_VALUES = dense._VALUES + "Piiiii0P"  # struct Arguments of gemm.cuh with groups
+_GROUPS = "Piiiii0P"
+_VALUES = {
+    1: dense._VALUES + _GROUPS,
+    2: dense._VALUES + "ffPqqi" + _GROUPS,
+}  # struct Arguments, by bytes of an element
+_NO_BIAS = (0, 0, 0, 0, 0)  # nor early weights, nor zero points
+_FACTORS = {1: (), 2: (1.0, 0.0, 0, 0, 0, 0)}  # alpha and beta, and no C
 
 OPS = {"grouped_gemm_contiguous": "contiguous", "grouped_gemm_masked": "masked"}
 
 
 def supports(problem: Problem) -> Support:
     """Whether there are kernels for such operands and so many groups."""
-    if problem.a_dtype not in ("e4m3", "e5m2", "int8"):
-        kind = "int4 weights" if problem.is_int4 else problem.a_dtype
-        return Support(False, f"the grouped kernels here so far take fp8 and int8, not {kind}")
+    if problem.is_int4:
+        return Support(False, "the grouped kernels here so far take fp8, int8, bf16 and fp16, not int4 weights")
     if problem.groups > group_choice.GROUP_LIMIT:
         return Support(False, f"{problem.groups} groups, expected at most {group_choice.GROUP_LIMIT}")
     rows = problem.m * (problem.groups if problem.op == "grouped_gemm_masked" else 1)
@@ -41,7 +47,14 @@ def supports(problem: Problem) -> Support:
 
 
 def variant_of(problem: Problem) -> sm90.Variant:
-    return dataclasses.replace(dense.variant_of(problem), grouping=OPS[problem.op])
+    return dataclasses.replace(dense.variant_of(problem), grouping=OPS[problem.op], b_turned=_turned(problem))
+
+
+def _turned(problem: Problem) -> bool:
+    """Whether weights are read as [K, N]: 16-bit ones that lie so. Where K ends within a block, the next group's lines
+    would be read along, and others are copied."""
+    wide = problem.a_dtype in ("bf16", "fp16")
+    return wide and problem.b_layout == "col" and 2 * problem.k % sm90.BLOCK_K == 0 and 2 * problem.n % _ALIGN == 0
 
 
 def sizes_of(problem: Problem) -> group_choice.Sizes:
@@ -89,10 +102,22 @@ def aligned(x: Tensor) -> Tensor:
     return x.new_empty(*x.shape[:-1], -(-x.size(-1) // step) * step)[..., : x.size(-1)]
 
 
-def _aligned_copy(x: Tensor) -> Tensor:
+def _readable(x: Tensor) -> Tensor:
+    """The tensor, or a copy if the copy engine cannot address it."""
+    if Slabs.of(x) is not None and x.data_ptr() % _ALIGN == 0:
+        return x
     copied = aligned(x)
-    copied.view(torch.uint8).copy_(x.view(torch.uint8))
+    if x.element_size() == 1:  # not all of these types have a copy of their own
+        copied.view(torch.uint8).copy_(x.view(torch.uint8))
+    else:
+        copied.copy_(x)
     return copied
+
+
+def _at_hand(scale: Tensor | None) -> Tensor | None:
+    if scale is None or (scale.is_contiguous() and scale.data_ptr() % _ALIGN == 0):
+        return scale
+    return scale.clone(memory_format=torch.contiguous_format)
 
 
 class Launch:
@@ -122,12 +147,13 @@ class Launch:
         a: Tensor,
         b: Tensor,
         groups: Tensor,
-        a_scale: Tensor,
-        b_scale: Tensor,
+        a_scale: Tensor | None,
+        b_scale: Tensor | None,
         expected_m: int | None = None,
     ) -> core_plan.Launch:
         """The launch for tensors with these strides, which it does not look at again. `groups`: ends or counts."""
-        strides = out.stride(), a.stride(), b.stride(), groups.stride(), a_scale.stride(), b_scale.stride()
+        scales = tuple(None if one is None else one.stride() for one in (a_scale, b_scale))
+        strides = out.stride(), a.stride(), b.stride(), groups.stride(), scales
         if strides not in self._prepared:
             self._prepared[strides] = self._prepare(out, a, b, groups, a_scale, b_scale)
         prepared = self._prepared[strides]
@@ -137,8 +163,8 @@ class Launch:
         problem, index, swap = self._problem, self._index, self._config.swap
         m, count, out_stride = problem.m, problem.groups, steps[0]
         # Of scales that hold for all of K: one for all groups, one for each, or one for each row of B.
-        scale_step = problem.n if problem.b_scale == "channel" else int(b_scale.numel() > 1)
-        rest = (count, *steps[1:], scale_step)
+        scale_step = problem.n if problem.b_scale == "channel" else int(b_scale is not None and b_scale.numel() > 1)
+        factors, rest = _FACTORS[self._variant.element_bytes], (count, *steps[1:], scale_step)
         current_device = torch._C._cuda_getDevice
 
         def run(
@@ -146,37 +172,38 @@ class Launch:
             a: Tensor,
             b: Tensor,
             groups: Tensor,
-            a_scale: Tensor,
-            b_scale: Tensor,
+            a_scale: Tensor | None,
+            b_scale: Tensor | None,
             expected_m: int | None = None,
         ) -> None:
             to, left, right = out.data_ptr(), a.data_ptr(), b.data_ptr()
-            scales = a_scale.data_ptr(), b_scale.data_ptr()
+            scales = (0, 0) if a_scale is None or b_scale is None else (a_scale.data_ptr(), b_scale.data_ptr())
             if (to | left | right | scales[0] | scales[1]) % _ALIGN:
                 return self._with_copies(out, a, b, groups, a_scale, b_scale)
             if current_device() != index:
                 with torch.cuda.device(index):
                     return run(out, a, b, groups, a_scale, b_scale)
             addresses = (right, left, to) if swap else (left, right, to)
-            unused = (0, 0, 0, 0, 0)  # a bias's type, early weights and zero points
-            values = (*scales, 0, to, out_stride, m, *unused, groups.data_ptr(), *rest)
+            values = (*scales, 0, to, out_stride, m, *_NO_BIAS, *factors, groups.data_ptr(), *rest)
             return launcher(raw_stream(index), addresses, *values)
 
         return run
 
     def _prepare(
-        self, out: Tensor, a: Tensor, b: Tensor, groups: Tensor, a_scale: Tensor, b_scale: Tensor
+        self, out: Tensor, a: Tensor, b: Tensor, groups: Tensor, a_scale: Tensor | None, b_scale: Tensor | None
     ) -> tuple[Launcher, tuple[int, ...]] | None:
         """The launch for tensors that lie like these, with the steps of their rows; None if some must be copied."""
         config, by_tma = self._config, self._variant.stores_by_tma(self._config)
-        target, left, right = Slabs.of(out, straight=by_tma), Slabs.of(a), Slabs.of(b)
+        target, left, right = Slabs.of(out, straight=by_tma), Slabs.of(a), Slabs.of(self._lines(b))
         if target is None or left is None or right is None:
             return None
-        if not (a_scale.is_contiguous() and b_scale.is_contiguous() and groups.is_contiguous()):
+        if not all(one is None or one.is_contiguous() for one in (groups, a_scale, b_scale)):
             return None
         rows = config.rows // config.left_share, config.cols // config.right_share
         a_rows, b_rows = reversed(rows) if config.swap else rows
-        maps = left.matrix((sm90.BLOCK_K, a_rows)), right.matrix((sm90.BLOCK_K, b_rows))
+        block = sm90.BLOCK_K // self._variant.element_bytes
+        turned = self._variant.b_turned
+        maps = left.matrix((block, a_rows)), right.matrix((sm90.SLAB, sm90.SLAB) if turned else (block, b_rows))
         store = target.matrix((config.slab, 64)) if by_tma else None
         launcher = Launcher(
             self._loaded.kernel,
@@ -185,9 +212,13 @@ class Launch:
             shared_bytes=self._shared_bytes,
             cluster=config.cluster,
             matrices=(*(reversed(maps) if config.swap else maps), store),
-            values=_VALUES,
+            values=_VALUES[self._variant.element_bytes],
         )
         return launcher, (target.pitch // target.element_bytes, left.step, right.step, target.step)
+
+    def _lines(self, b: Tensor) -> Tensor:
+        """The weights as they lie in memory."""
+        return b.transpose(-2, -1) if self._variant.b_turned else b
 
     def _with_copies(self, out: Tensor, *operands: Any) -> None:
         """Copy what the kernel cannot read or write in its place."""
@@ -200,20 +231,16 @@ class Launch:
         a: Tensor,
         b: Tensor,
         groups: Tensor,
-        a_scale: Tensor,
-        b_scale: Tensor,
+        a_scale: Tensor | None,
+        b_scale: Tensor | None,
         expected_m: int | None = None,
     ) -> None:
         target = out
         if Slabs.of(out) is None or out.data_ptr() % _ALIGN:
             target = aligned(out)
             target.copy_(out)  # rows of no group stay as they were
-        a, b = (x if Slabs.of(x) is not None and x.data_ptr() % _ALIGN == 0 else _aligned_copy(x) for x in (a, b))
-        a_scale, b_scale = (
-            x if x.is_contiguous() and x.data_ptr() % _ALIGN == 0 else x.clone(memory_format=torch.contiguous_format)
-            for x in (a_scale, b_scale)
-        )
-        self(target, a, b, groups.contiguous(), a_scale, b_scale)
+        b = self._lines(_readable(self._lines(b)))
+        self(target, _readable(a), b, groups.contiguous(), _at_hand(a_scale), _at_hand(b_scale))
         if target is not out:
             out.copy_(target)
 
@@ -251,12 +278,16 @@ class Sm90Groups:
         if config.blocks_per_sm > 1:
             words.append(f"{config.blocks_per_sm} blocks on a multiprocessor")
         words.append(f"{self.choice.seconds * 1e6:.1f} us modelled")
-        if problem.k % _ALIGN or problem.a_layout != "row" or problem.b_layout != "row":
+        copied = problem.k * variant_of(problem).element_bytes % _ALIGN or problem.a_layout != "row"
+        if copied or (problem.b_layout != "row" and not _turned(problem)):
             words.append("operands are copied first: their rows do not begin at multiples of 16 bytes")
         return Support(True, ", ".join(words))
 
     def cost(self, problem: Problem, device: torch.device) -> float:
-        return self.choice.seconds
+        if variant_of(problem).element_bytes == 1:
+            return self.choice.seconds
+        # A BLAS has to wait for the device before it can start, and no graph can capture that.
+        return min(self.choice.seconds, 0.99 * estimate.seconds(problem))
 
     def plan(self, problem: Problem, device: torch.device) -> Plan:
         index = torch.cuda.current_device() if device.index is None else device.index

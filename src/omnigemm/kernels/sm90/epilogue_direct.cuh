@@ -18,7 +18,7 @@ struct Epilogue {
         for (int wave = 0; wave < waves; ++wave)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const int m = tile.row * TILE_ROWS + row_in_tile + wave * 64 + half * 8;
+                const int m = tile.row * TILE_ROWS + row_in_tile + wave * WAVE_ROWS + half * 8;
                 const Row row = row_of(arguments, tile.a_scale_row(arguments) + min(m, tile.rows(arguments) - 1));
 #pragma unroll
                 for (int j = 0; j < regs / 4; ++j)

@@ -40,20 +40,20 @@ struct Epilogue {
                                                  const Place& tile, int row_in_tile) {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
         const int row = warp * 16 + lane % 16;  // that this lane writes, of the wave's 64
-        const int first_row = tile.row * TILE_ROWS + math_group * 64 * WAVES, first_col = tile.col * TILE_COLS;
+        const int first_row = tile.row * TILE_ROWS + math_group * GROUP_ROWS, first_col = tile.col * TILE_COLS;
         const Columns columns(arguments, tile, first_col);
         const int offset = lane % 4 * 2;
 #pragma unroll
         for (int wave = 0; wave < waves; ++wave) {
             // Rows that are the product's own; in groups, those behind them are another's.
-            const int left = tile.rows(arguments) - first_row - wave * 64;
+            const int left = tile.rows(arguments) - first_row - wave * WAVE_ROWS;
             if (GROUPED && left <= 0) break;
             char* buffer = out + math_group * GROUP_BYTES + wave % OUT_BUFFERS * WAVE_BYTES;
             if (wave % OUT_BUFFERS == 0) {
                 finish();
                 named_barrier_sync(1 + math_group, 128);
             }
-            const int m = tile.row * TILE_ROWS + row_in_tile + wave * 64;
+            const int m = tile.row * TILE_ROWS + row_in_tile + wave * WAVE_ROWS;
             const Row top = row_of(arguments, tile.a_scale_row(arguments) + min(m, tile.rows(arguments) - 1));
             const Row bottom = row_of(arguments, tile.a_scale_row(arguments) + min(m + 8, tile.rows(arguments) - 1));
 #pragma unroll
@@ -79,12 +79,12 @@ struct Epilogue {
             fence_proxy_async();
             named_barrier_sync(1 + math_group, 128);
             if (GROUPED && left < 64) {
-                store_rows(buffer, arguments, tile.out_row(arguments) + first_row + wave * 64, left, first_col);
+                store_rows(buffer, arguments, tile.out_row(arguments) + first_row + wave * WAVE_ROWS, left, first_col);
             } else if (storing_thread()) {
 #pragma unroll
                 for (int slab = 0; slab < TILE_COLS / SLAB; ++slab)
                     tma_store_2d(map, buffer + slab * SLAB_BYTES, first_col + slab * SLAB,
-                                 tile.out_row(arguments) + first_row + wave * 64);
+                                 tile.out_row(arguments) + first_row + wave * WAVE_ROWS);
                 bulk_commit_group();
             }
         }

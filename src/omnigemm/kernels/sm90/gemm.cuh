@@ -21,6 +21,10 @@ constexpr int BLOCK_K = 128;                       // bytes: one swizzled row, a
 constexpr int ELEMENTS = BLOCK_K / ELEMENT_BYTES;  // of K in a block
 constexpr int K_BLOCKS = (SHAPE_K + ELEMENTS - 1) / ELEMENTS;
 constexpr int TILE_ROWS = 64 * WAVES * MATH_GROUPS;
+// From a math group's rows to the next one's, and from its first 64 to its next. In a group's last tile the rows that
+// are missing are the last ones, so there the math groups take turns, and have equally much to do.
+constexpr int GROUP_ROWS = GROUPED ? 64 : 64 * WAVES;
+constexpr int WAVE_ROWS = GROUPED ? 64 * MATH_GROUPS : 64;
 constexpr int LEFT_BYTES = TILE_ROWS * BLOCK_K;
 constexpr int RIGHT_BYTES = TILE_COLS * BLOCK_K;
 constexpr int STAGE_BYTES = LEFT_BYTES + RIGHT_BYTES;
@@ -54,7 +58,8 @@ constexpr int MATH_REGISTERS = SCALE_WARPS == 0 ? 232 : ONE_READ ? 224 : 216;
 // columns' in fours. Every read takes its time on the way to shared memory, which is also that of the operands.
 constexpr int ROWS_EACH = 2 * WAVES;  // of a thread: two of 16 in each wave
 __device__ __forceinline__ int left_place(int row) {
-    const int warp = row / (64 * WAVES) * 4 + row % 64 / 16, wave = row / 64 % WAVES;
+    const int group = GROUPED ? row / GROUP_ROWS % MATH_GROUPS : row / GROUP_ROWS;
+    const int warp = group * 4 + row % 64 / 16, wave = row / WAVE_ROWS % WAVES;
     return (warp * 8 + row % 8) * ROWS_EACH + wave * 2 + row / 8 % 2;
 }
 constexpr bool FOURS = RIGHT_SCALE == PER_ROW && TILE_COLS % 16 == 0;
@@ -112,10 +117,12 @@ struct Shared {
 
 // One operand's tile; of a shared one, this block's part, to all blocks that share it.
 template <int rows, int share, bool turned>
-__device__ __forceinline__ void load_operand(char* target, const TensorMap* map, u64* full, int block, int first,
-                                             const Work& work) {
+__device__ __forceinline__ void load_operand(char* target, const TensorMap* map, u64* full, int block, int before,
+                                             int inside, const Work& work) {
     constexpr int part = rows / share, copies = turned ? part / 64 : 1;
-    const int from = share > 1 ? work.share_rank * part : 0, k = block * ELEMENTS;
+    // A group's operand begins `before` lines of memory further on.
+    const int first = (turned ? 0 : before) + inside, k = (turned ? before : 0) + block * ELEMENTS;
+    const int from = share > 1 ? work.share_rank * part : 0;
     const unsigned short sharers = share > 1 ? ((1 << share) - 1) << (cluster_ctarank() - work.share_rank) : 0;
 #pragma unroll
     for (int copy = 0; copy < copies; ++copy) {
@@ -137,13 +144,13 @@ struct Loader {
     __device__ __forceinline__ void load(bool the_left, int stage, int block, const Place& tile) const {
         char* target = shared.stages + stage * STAGE_BYTES;
         u64* full = &shared.ring->full[stage];
-        const int first = the_left == SWAP ? tile.b_row(arguments) : tile.a_row(arguments);
+        const int before = the_left == SWAP ? tile.b_row(arguments) : tile.a_row(arguments);
         if (the_left)
-            load_operand<TILE_ROWS, LEFT_SHARE, LEFT_TURNED>(target, left, full, block, first + tile.row * TILE_ROWS,
+            load_operand<TILE_ROWS, LEFT_SHARE, LEFT_TURNED>(target, left, full, block, before, tile.row * TILE_ROWS,
                                                              work);
         else
-            load_operand<TILE_COLS, RIGHT_SHARE, RIGHT_TURNED>(target + LEFT_BYTES, right, full, block,
-                                                               first + tile.col * TILE_COLS, work);
+            load_operand<TILE_COLS, RIGHT_SHARE, RIGHT_TURNED>(target + LEFT_BYTES, right, full, block, before,
+                                                               tile.col * TILE_COLS, work);
     }
     __device__ __forceinline__ void load_weights(int stage, int block, const Place& tile) const {
         mbarrier_arrive_expect_tx(&shared.ring->full[stage], STAGE_BYTES);
@@ -287,17 +294,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     } else {
         if constexpr (REBALANCE) setmaxnreg_inc<MATH_REGISTERS>();
         griddepcontrol_wait();
-        const int row = group * 64 * WAVES + warp % 4 * 16 + threadIdx.x % 32 / 4;
+        const int row = group * GROUP_ROWS + warp % 4 * 16 + threadIdx.x % 32 / 4;
         Mainloop mainloop(shared.stages, group, row);
         Position<STAGES> at;
         for (int index = work.first(); work.has(index); index += work.step()) {
             const Place tile = work.tile(index);
-            if (work.skips(tile, arguments, group)) {
+            const int waves = work.waves(tile, group);
+            if (waves == 0) {
                 Mainloop::skip(shared.ring, at, work.blocks(), work.share_rank);
                 continue;
             }
             Mainloop::Sums sums;
-            mainloop.run(sums, shared.ring, at, shared.scales, tile, work.blocks(), work.share_rank);
+            if (WAVES == 1 || waves == WAVES)
+                mainloop.run<WAVES>(sums, shared.ring, at, shared.scales, tile, work.blocks(), work.share_rank);
+            else
+                mainloop.run<1>(sums, shared.ring, at, shared.scales, tile, work.blocks(), work.share_rank);
             Epilogue::store(sums, shared.out, shared.stages, shared.arrived, &map_out, arguments, group, tile, row);
         }
         Epilogue::finish();

@@ -4,7 +4,8 @@
 
 struct Operands {
     static constexpr int REGS = TILE_COLS / 2;  // of 64 rows by TILE_COLS columns, per thread
-    static constexpr int STAGE_STEP = STAGE_BYTES >> 4, WAVE_STEP = 64 * BLOCK_K >> 4;  // descriptors count 16 bytes
+    static constexpr int STAGE_STEP = STAGE_BYTES >> 4,
+                         WAVE_STEP = WAVE_ROWS * BLOCK_K >> 4;  // descriptors count 16 bytes
     // From one wgmma's share of K to the next: 32 bytes of a row, or 16 rows of a turned operand.
     static constexpr int LEFT_STEP = (LEFT_TURNED ? 16 * BLOCK_K : 32) >> 4;
     static constexpr int RIGHT_STEP = (RIGHT_TURNED ? 16 * BLOCK_K : 32) >> 4;
@@ -12,7 +13,7 @@ struct Operands {
     u64 left, right;  // of the first stage
 
     __device__ __forceinline__ Operands(const char* stages, int row_group)
-        : left(wgmma_descriptor(stages + row_group * WAVES * 64 * BLOCK_K, LEFT_TURNED)),
+        : left(wgmma_descriptor(stages + row_group * GROUP_ROWS * BLOCK_K, LEFT_TURNED)),
           right(wgmma_descriptor(stages + LEFT_BYTES, RIGHT_TURNED)) {}
 
     // Each warp for itself, since it waited for its own share of the products only; to every block that filled the

@@ -90,8 +90,8 @@ struct Mainloop : Operands {
     __device__ __forceinline__ Mainloop(const char* stages, int row_group, int row)
         : Operands(stages, row_group), row(row) {}
 
-    // The sums of a tile.
-    template <class Ring, class At>
+    // The sums of a tile, or of its first waves: the others' are zero.
+    template <int waves, class Ring, class At>
     __device__ __forceinline__ void run(Sums& sums, Ring* ring, At& at, const float* scales, const Tile& tile,
                                         int blocks, int share_rank) {
         part_at = 128 - tile.col * TILE_COLS % 128;
@@ -113,11 +113,11 @@ struct Mainloop : Operands {
                 multiply(part, left_now, right_now);
                 const Scales s(scales + now.stage * STAGE_SCALES, row);
 #pragma unroll
-                for (int wave = 0; wave < WAVES; ++wave) {
+                for (int wave = 0; wave < waves; ++wave) {
                     if (wave > 0) multiply(part, left_now + wave * WAVE_STEP, right_now);
                     wgmma_wait_group<0>();
                     settle(part);
-                    if (wave == WAVES - 1) {
+                    if (wave == waves - 1) {
                         release(&ring->empty[now.stage], share_rank);
                         ready =
                             mbarrier_test(&ring->full[at.stage], at.phase);  // asked early, for the answer takes time

@@ -26,7 +26,8 @@ struct Mainloop : Operands {
 #endif
     }
 
-    template <class Ring, class At>
+    // The sums of a tile, or of its first waves: the others' are zero.
+    template <int waves, class Ring, class At>
     __device__ __forceinline__ void run(Sums& sums, Ring* ring, At& at, const float*, const Tile&, int blocks,
                                         int share_rank) {
 #pragma unroll
@@ -43,7 +44,7 @@ struct Mainloop : Operands {
 #pragma unroll
             for (int k = 0; k < BLOCK_K / 32; ++k)
 #pragma unroll
-                for (int wave = 0; wave < WAVES; ++wave)
+                for (int wave = 0; wave < waves; ++wave)
                     wgmma(sums[wave], left_now + wave * WAVE_STEP + k * LEFT_STEP, right_now + k * RIGHT_STEP, true);
             wgmma_commit_group();
             at.advance();

@@ -40,5 +40,5 @@ struct Work {
         return {{pack.row * RIGHT_SHARE + (RIGHT_SHARE > 1 ? share_rank : 0),
                  pack.col * LEFT_SHARE + (LEFT_SHARE > 1 ? share_rank : 0)}};
     }
-    static constexpr __device__ bool skips(const Place&, const Arguments&, int) { return false; }
+    static constexpr __device__ int waves(const Place&, int) { return WAVES; }
 };

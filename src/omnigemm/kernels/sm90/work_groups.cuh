@@ -30,7 +30,10 @@ struct Place : Tile {
 struct Work {
     static_assert(SPLIT == 1, "there are tiles enough");
     static constexpr int TABLE_LINE = sizeof(Group);
-    static constexpr int end_block = (K_BLOCKS + DEPTH - 1) / DEPTH * DEPTH, first_block = 0;
+    // fp8 is added in whole groups of DEPTH: what lies past K is zero. The others end where K does, for past it may lie
+    // another group's weights, if they are turned.
+    static constexpr bool STRAIGHT = INT8 || ELEMENT_BYTES == 2;
+    static constexpr int end_block = STRAIGHT ? K_BLOCKS : (K_BLOCKS + DEPTH - 1) / DEPTH * DEPTH, first_block = 0;
     Groups groups;
     const Group* table;
     int share_rank;
@@ -89,8 +92,10 @@ struct Work {
                 one.first,
                 one.rows};
     }
-    // Whether a math group has no row of the group's at all: then there is nothing to multiply.
-    static __device__ __forceinline__ bool skips(const Place& place, const Arguments&, int math_group) {
-        return !SWAP && uniform(place.row * TILE_ROWS + math_group * 64 * WAVES >= place.count);
+    // How many of a math group's waves have rows of the group: the others are not multiplied.
+    static __device__ __forceinline__ int waves(const Place& place, int math_group) {
+        if (SWAP) return WAVES;
+        const int left = place.count - place.row * TILE_ROWS - math_group * GROUP_ROWS;
+        return uniform(left <= 0 ? 0 : min(WAVES, (left + WAVE_ROWS - 1) / WAVE_ROWS));
     }
 };
