@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,6 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WEIGHTS = ((576, 7168), (2112, 7168), (4096, 7168), (7168, 2048), (7168, 16384), (24576, 1536), (32768, 512))
 ROWS = (1, 16, 64, 128, 4096)
 FEW = 128
+TESTS_AT_ONCE = 4
 SHAPES = (*((m, n, k) for n, k in WEIGHTS for m in ROWS), (8192, 8192, 8192))
 GRANULARITIES = {"fp8_block": "128x128", "fp8_token": "token", "fp8_tensor": "tensor"}
 # Of dense models of 8 and 70 billion parameters.
@@ -48,17 +50,31 @@ def floor_us(m: int, n: int, k: int) -> float:
 
 
 def run_tests() -> dict[str, int]:
+    """Each file in a process of its own, some at a time: most of the time goes into compiling."""
+    files = sorted((ROOT / "tests" / "gpu").glob("test_*.py"))
+    with ThreadPoolExecutor(TESTS_AT_ONCE) as pool:
+        counts = list(pool.map(run_file, files))
+    total = {word: sum(one.get(word, 0) for one in counts) for word in ("passed", "failed", "skipped")}
+    print(total, flush=True)
+    if not all(one.get("passed") and not one.get("failed") and not one.get("error") for one in counts):
+        sys.exit("benchmarks/gpu.py: the GPU tests fail; no record is written")
+    return total
+
+
+def run_file(path: Path) -> dict[str, int]:
+    """How many tests passed and so on; what failed is printed."""
     # The project's own options are set aside: they leave out the line that counts.
     options = ["-p", "no:cacheprovider", "-o", "addopts=", "--import-mode=importlib", "--tb=short", "-q"]
-    command = [sys.executable, "-m", "pytest", *options, "tests/gpu"]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    last = next((line for line in reversed(run.stdout.splitlines()) if " in " in line and "passed" in line), "")
-    counts = {word: int(n) for n, word in re.findall(r"(\d+) (passed|failed|skipped)", last)}
-    print(last, flush=True)
-    if run.returncode != 0 or not counts.get("passed"):
-        print(run.stdout[-9000:])
-        sys.exit("benchmarks/gpu.py: the GPU tests fail; no record is written")
-    return {word: counts.get(word, 0) for word in ("passed", "failed", "skipped")}
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, str(path)], cwd=ROOT, capture_output=True, text=True
+    )
+    last = next((line for line in reversed(run.stdout.splitlines()) if " in " in line), "")
+    counts = {word.rstrip("s"): int(n) for n, word in re.findall(r"(\d+) (passed|failed|skipped|errors?)\b", last)}
+    print(path.name, last, flush=True)
+    if run.returncode != 0:
+        counts["error"] = counts.get("error", 0) + 1
+        print(run.stdout[-4000:], run.stderr[-1000:], flush=True)
+    return counts
 
 
 class Products:
