@@ -2,9 +2,10 @@
 // a weight for each. Every block makes a table of the groups' tiles and takes every so-manieth tile of the whole list.
 #pragma once
 #include "common/groups.cuh"
+#include "sm90/work_common.cuh"
 
 // A tile, and where its group's rows and scales begin.
-struct Place : Tile {
+struct Place : PlaceInOne {
     int group, first, count;
 
     __device__ __forceinline__ int rows(const Arguments&) const { return count; }
@@ -27,7 +28,7 @@ struct Place : Tile {
     }
 };
 
-struct Work {
+struct Work : WorkInOne {
     static_assert(SPLIT == 1, "there are tiles enough");
     static constexpr int TABLE_LINE = sizeof(Group);
     static constexpr int end_block = (K_BLOCKS + DEPTH - 1) / DEPTH * DEPTH, first_block = 0;
@@ -77,7 +78,8 @@ struct Work {
         }
         groups.tiles(lane, 32, row, tile - own, lines);
     }
-    static constexpr __device__ int blocks() { return end_block; }
+    static constexpr __device__ int end(const Place&) { return end_block; }
+    static constexpr __device__ int blocks(const Place&) { return end_block; }
     __device__ __forceinline__ int first() const { return blockIdx.x / CLUSTER; }
     __device__ __forceinline__ int step() const { return gridDim.x / CLUSTER; }
     __device__ __forceinline__ bool has(int index) const { return index < table[groups.count - 1].tile_end; }
