@@ -96,7 +96,7 @@ def test_fp8_runs_on_hopper_whatever_the_scales(granularity: str, out_dtype: str
         assert "NVIDIA H200" in BACKEND.supports_on(one, H200).reason
 
 
-@pytest.mark.parametrize("op", [op for op in OPS if op not in ("fp8_gemm", "int8_gemm", "gemm")])
+@pytest.mark.parametrize("op", [op for op in OPS if op not in ("fp8_gemm", "int8_gemm", "gemm", "grouped_gemm")])
 def test_other_operations_are_refused(op: str) -> None:
     one = describe(op, m=16, n=256, k=512)
     answer = BACKEND.supports_on(one, H200)
