@@ -221,8 +221,8 @@ def test_unsupported(run, monkeypatch):
 
 @pytest.mark.usefixtures("no_compiler")
 def test_operation_without_kernels(run):
-    result = run("warm", "grouped_gemm", "--shape", "4x16x32", "--gpu", "h200")
-    reason = CudaBackend().supports_on(describe("grouped_gemm", m=4, n=16, k=32), KNOWN["h200"])
+    result = run("warm", "grouped_gemm", "--shape", "4x16x32", "--dtype", "fp32", "--gpu", "h200")
+    reason = CudaBackend().supports_on(describe("grouped_gemm", m=4, n=16, k=32, dtype="fp32"), KNOWN["h200"])
     assert not reason
     assert result.code == 1
     assert reason.reason in result.out

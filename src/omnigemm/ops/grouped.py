@@ -79,14 +79,16 @@ def _describe_list(operands: Operands, specs: list[OutSpec]) -> Problem:
         out_dtype=name_of(specs[0].dtype),
         c=c is not None and any(beta),
         scaled=any(value != 1.0 for value in alpha),
-        a_layout=_common([layout_of(x) for x in a]),
-        b_layout=_common([layout_of(x) for x in b]),
+        a_layout=_common(a),
+        b_layout=_common(b),
         shapes=shapes,
     )
 
 
-def _common(layouts: list[str]) -> str:
-    return layouts[0] if len(set(layouts)) == 1 else "mixed"
+def _common(matrices: Sequence[Tensor]) -> str:
+    """The layout that they have, or "mixed". A single row or column lies in any way."""
+    layouts = {layout_of(x) for x in matrices if min(x.shape) > 1} or {layout_of(matrices[0])}
+    return layouts.pop() if len(layouts) == 1 else "mixed"
 
 
 def _numbers(name: str, value: Any, count: int) -> list[float]:

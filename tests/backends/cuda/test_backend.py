@@ -98,7 +98,7 @@ def test_fp8_runs_on_hopper_whatever_the_scales(granularity: str, out_dtype: str
 
 @pytest.mark.parametrize(
     ("op", "weight"),
-    [("int4_gemm", None), ("grouped_gemm", None), ("grouped_gemm_contiguous", "int4"), ("grouped_gemm_masked", "int4")],
+    [("int4_gemm", None), ("grouped_gemm_contiguous", "int4"), ("grouped_gemm_masked", "int4")],
 )
 def test_other_operations_are_refused(op: str, weight: str | None) -> None:
     one = describe(op, m=16, n=256, k=512, weight_dtype=weight)

@@ -318,7 +318,18 @@ GROUPS = [
     (Config(False, 2, 1, 192, 4, left_share=2, band=16), variant(NO_SCALES, b_turned=True, **_BF16, **_SLABS)),
     (Config(False, 2, 2, 128, 3, left_share=2, out_buffers=2), variant(NO_SCALES, "fp16", **_FP16, **_ROWS)),
 ]
-COMPILED = [*SWAPS, *BY_ROW, *MEASURED, *INTEGERS, *SIXTEEN, *GROUPS]
+_LIST: dict[str, Any] = {"grouping": "list", "n": 0, "k": 0}
+LISTS = [
+    (Config(False, 2, 1, 256, 3, band=16), variant(NO_SCALES, **_BF16, **_LIST)),
+    (Config(False, 2, 1, 256, 3, right_share=2), variant(NO_SCALES, c=True, **_BF16, **_TURNED, **_LIST)),
+    (Config(False, 2, 1, 192, 4), variant(NO_SCALES, "fp16", b_turned=True, **_FP16, **_LIST)),
+    (Config(False, 2, 1, 128, 5), variant(NO_SCALES, "fp32", a_turned=True, **_FP16, **_LIST)),
+    (Config(False, 2, 2, 128, 3, out_buffers=2), variant(NO_SCALES, c=True, **_BF16, **_LIST)),
+    (Config(False, 2, 2, 128, 3, left_share=2, out_buffers=2), variant(NO_SCALES, "fp32", c=True, **_BF16, **_LIST)),
+    (Config(False, 1, 1, 256, 4), variant(NO_SCALES, "fp16", **_BF16, **_LIST)),
+    (Config(False, 1, 1, 64, 5, blocks_per_sm=2), variant(NO_SCALES, c=True, **_FP16, **_TURNED, **_LIST)),
+]
+COMPILED = [*SWAPS, *BY_ROW, *MEASURED, *INTEGERS, *SIXTEEN, *GROUPS, *LISTS]
 
 
 @pytest.fixture(scope="module")

@@ -52,6 +52,8 @@ class BlasKernel:
         return Support(True, ", ".join(words))
 
     def cost(self, problem: Problem, device: torch.device) -> float:
+        if problem.op == "grouped_gemm":
+            return estimate.list_seconds(problem, self._at_once(problem))
         alone = problem.op == "gemm" or self._at_once(problem)
         return estimate.seconds(problem, 1 if alone else max(1, problem.groups))
 

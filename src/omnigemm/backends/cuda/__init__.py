@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from ...core.dispatch import Candidate, Explanation, Kernel, Support
 from ...core.problem import Problem
-from . import dense, gpu, groups, jit
+from . import dense, gpu, groups, jit, lists
 from .gpu import Gpu
 
 _OPS = ("fp8_gemm", "int8_gemm", "gemm")
@@ -41,8 +42,9 @@ class CudaBackend:
 
     def supports_on(self, problem: Problem, which: Gpu) -> Support:
         """The same for a GPU that need not be here."""
-        if problem.op not in (*_OPS, *groups.OPS):
-            return Support(False, f"this backend has kernels for {', '.join((*_OPS, *groups.OPS))} so far")
+        known = (*_OPS, *groups.OPS, lists.OP)
+        if problem.op not in known:
+            return Support(False, f"this backend has kernels for {', '.join(known)} so far")
         if problem.a_dtype == "fp32":
             return Support(False, "fp32 products are the blas backend's: tensor cores would round the operands")
         if problem.a_dtype == "int8" and problem.k > _EXACT_K:
@@ -51,6 +53,8 @@ class CudaBackend:
             major, minor = which.capability
             return Support(False, f"{which.name} is sm_{major}{minor}; the kernels here so far are for sm_90 (Hopper)")
         if problem.op in groups.OPS and not (answer := groups.supports(problem)):
+            return answer
+        if problem.op == lists.OP and not (answer := lists.supports(problem)):
             return answer
         return Support(True, f"wgmma kernels for {which}")
 
@@ -61,11 +65,18 @@ class CudaBackend:
         """The kernels that the problem needs on such a GPU, for compiling ahead."""
         if not self.supports_on(problem, which):
             return ()
-        return groups.specs(problem, which) if problem.op in groups.OPS else dense.specs(problem, which)
+        found: tuple[jit.KernelSpec, ...] = _family(problem).specs(problem, which)
+        return found
 
 
 def kernels_on(problem: Problem, which: Gpu) -> Sequence[Kernel]:
-    return groups.kernels(problem, which) if problem.op in groups.OPS else dense.kernels(problem, which)
+    found: Sequence[Kernel] = _family(problem).kernels(problem, which)
+    return found
+
+
+def _family(problem: Problem) -> Any:
+    """The module whose kernels the operation has."""
+    return groups if problem.op in groups.OPS else lists if problem.op == lists.OP else dense
 
 
 def explain_on(problem: Problem, which: Gpu) -> Explanation:

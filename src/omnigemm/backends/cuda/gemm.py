@@ -95,7 +95,7 @@ class Gemm:
             target = out
             if dense.pitch(out) is None or out.data_ptr() % dense.ALIGN:
                 target = dense.aligned(out)
-            left, right = _readable(a, self._variant.a_turned), _readable(b.t(), self._variant.b_turned).t()
+            left, right = readable(a, self._variant.a_turned), readable(b.t(), self._variant.b_turned).t()
             self(target, left, right, c, alpha, beta)
             if target is not out:
                 out.copy_(target)
@@ -109,14 +109,14 @@ class Gemm:
                 self(out[i], left, right, None if added is None else added[i], alpha, beta)
 
 
-def _lines(x: Tensor, turned: bool) -> Tensor:
+def as_lines(x: Tensor, turned: bool) -> Tensor:
     """An operand [rows, K] as it lies in memory, line by line."""
     return x.t() if turned else x
 
 
 def _operand(x: Tensor, turned: bool, rows: int) -> Matrix | None:
     """[rows of the operand, K] as the copy engine sees it; None where it cannot address it."""
-    lines = _lines(x, turned)
+    lines = as_lines(x, turned)
     step = dense.pitch(lines)
     if step is None:
         return None
@@ -124,8 +124,8 @@ def _operand(x: Tensor, turned: bool, rows: int) -> Matrix | None:
     return Matrix(lines.size(1), lines.size(0), 2, step, box)
 
 
-def _readable(x: Tensor, turned: bool) -> Tensor:
-    lines = _lines(x, turned)
+def readable(x: Tensor, turned: bool) -> Tensor:
+    lines = as_lines(x, turned)
     if dense.pitch(lines) is not None and lines.data_ptr() % dense.ALIGN == 0:
         return x
-    return _lines(dense.aligned_copy(lines), turned)
+    return as_lines(dense.aligned_copy(lines), turned)

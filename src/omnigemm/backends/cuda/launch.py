@@ -115,7 +115,7 @@ class Launcher:
         config.attrs, config.numAttrs = attributes, len(attributes)
         return config
 
-    def __call__(self, stream: int, addresses: tuple[int, ...], *values: float) -> None:
+    def __call__(self, stream: int, addresses: tuple[int, ...], *values: Any) -> None:
         """Launch on a stream, with an address for each matrix and the plain arguments."""
         # Taken and given back without a lock: no two threads ever have the same one.
         slot = self._free.pop() if self._free else _Slot(self)

@@ -144,7 +144,7 @@ class Variant:
     a_turned: bool = False  # the rows of A, and not K, lie side by side in memory
     b_turned: bool = False
     c: bool = False  # beta C is added
-    grouping: str = ""  # rows in groups with a weight each: contiguous, or masked slabs
+    grouping: str = ""  # rows in groups with a weight each: contiguous, or masked slabs; or a list of products
 
     @property
     def int8(self) -> bool:
@@ -192,6 +192,8 @@ class Variant:
             return fault
         if self.grouping and config.split > 1:
             return f"split is {config.split}, expected 1 for groups"
+        if self.grouping == "list" and config.swap:
+            return "swapped, expected operands as they are for a list"
         if self.straight and config.stages <= config.depth:
             return f"stages is {config.stages}, expected more than the depth {config.depth} for {self.a_dtype}"
         if self.int8 and config.cols % 16 and config.cols not in (8, 24):
@@ -271,7 +273,8 @@ def source(config: Config, variant: Variant) -> str:
     constants = {
         "KERNEL": name(config, variant),
         "INT8": int(variant.int8),
-        "GROUPED": int(variant.grouping != ""),
+        "GROUPED": int(variant.grouping in ("contiguous", "masked")),
+        "LIST": int(variant.grouping == "list"),
         "SLABS": int(variant.grouping == "masked"),
         "SWAP": int(config.swap),
         "OUT_BY_TMA": int(variant.stores_by_tma(config)),

@@ -108,6 +108,40 @@ __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
+// A map in shared memory is changed field by field, and then copied, by a whole warp, to where the copy engine reads
+// it.
+__device__ __forceinline__ void tensormap_replace_global_address(TensorMap* map, u64 address) {
+    asm volatile("tensormap.replace.tile.global_address.shared::cta.b1024.b64 [%0], %1;" ::"r"(smem_address(map)),
+                 "l"(address)
+                 : "memory");
+}
+
+template <int dimension>
+__device__ __forceinline__ void tensormap_replace_global_dim(TensorMap* map, u32 size) {
+    asm volatile("tensormap.replace.tile.global_dim.shared::cta.b1024.b32 [%0], %1, %2;" ::"r"(smem_address(map)),
+                 "n"(dimension), "r"(size)
+                 : "memory");
+}
+
+template <int dimension>
+__device__ __forceinline__ void tensormap_replace_global_stride(TensorMap* map, u64 bytes) {
+    asm volatile("tensormap.replace.tile.global_stride.shared::cta.b1024.b64 [%0], %1, %2;" ::"r"(smem_address(map)),
+                 "n"(dimension), "l"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void tensormap_cp_fenceproxy(TensorMap* target, const TensorMap* map) {
+    asm volatile(
+        "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%0], [%1], 128;" ::"l"(
+            __cvta_generic_to_global(target)),
+        "r"(smem_address(map))
+        : "memory");
+}
+
+__device__ __forceinline__ void fence_proxy_tensormap_acquire(const TensorMap* map) {
+    asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory");
+}
+
 __device__ __forceinline__ void tma_load_2d(void* target, const TensorMap* map, u64* barrier, int inner, int outer) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(

@@ -16,16 +16,16 @@ struct Row {
     int zero;
 };
 
-__device__ __forceinline__ float row_scale(const Arguments& arguments, int m) {
+__device__ __forceinline__ float row_scale(const Arguments& arguments, const Place& tile, int m) {
 #if ELEMENT_BYTES == 2
-    return arguments.alpha;
+    return tile.alpha(arguments);
 #else
     return FINISH_SCALES ? __ldg(arguments.a_scale + (long long)m * A_STEP) : 1.0f;
 #endif
 }
 
-__device__ __forceinline__ Row row_of(const Arguments& arguments, int m) {
-    return {row_scale(arguments, m), HAS_ZERO ? __ldg(arguments.a_zero + (long long)m * arguments.zero_step) : 0};
+__device__ __forceinline__ Row row_of(const Arguments& arguments, const Place& tile, int m) {
+    return {row_scale(arguments, tile, m), HAS_ZERO ? __ldg(arguments.a_zero + (long long)m * arguments.zero_step) : 0};
 }
 
 // The sum of a row of B, of which a zero point of A has added too many.
@@ -48,10 +48,11 @@ __device__ __forceinline__ float bias_at(const Arguments& arguments, int n) {
 }
 
 // beta C is added last. C may be D itself: who reads an element is who writes it.
-__device__ __forceinline__ float with_c(float value, const Arguments& arguments, int m, int n) {
+__device__ __forceinline__ float with_c(float value, const Arguments& arguments, const Place& tile, int m, int n) {
 #if HAS_C
-    m = min(m, arguments.shape_m - 1), n = min(n, SHAPE_N - 1);
-    value += arguments.beta * widened(arguments.c, arguments.c_type, m * arguments.c_row + n * arguments.c_col);
+    if (!tile.adds_c()) return value;
+    m = min(m, tile.rows(arguments) - 1), n = min(n, tile.columns() - 1);
+    value += tile.beta(arguments) * widened(tile.c(arguments), tile.c_type(arguments), tile.c_at(arguments, m, n));
 #endif
     return value;
 }
@@ -86,12 +87,12 @@ __device__ __forceinline__ float finished(int sum, const Row& row, float col, fl
 __device__ __forceinline__ float bits(float sum) { return sum; }
 __device__ __forceinline__ float bits(int sum) { return __int_as_float(sum); }
 
-__device__ __forceinline__ void store_one(const Arguments& arguments, int m, int n, float value) {
-    const long long at = m * arguments.out_stride + n;
+__device__ __forceinline__ void store_one(const Arguments& arguments, const Place& tile, int m, int n, float value) {
+    const long long at = m * tile.out_stride(arguments) + n;
     if constexpr (OUT_TYPE == FP32)
-        static_cast<float*>(arguments.out)[at] = value;
+        static_cast<float*>(tile.out(arguments))[at] = value;
     else
-        static_cast<unsigned short*>(arguments.out)[at] = static_cast<unsigned short>(pack_out(value, 0.0f));
+        static_cast<unsigned short*>(tile.out(arguments))[at] = static_cast<unsigned short>(pack_out(value, 0.0f));
 }
 
 // What belongs to the tile's columns, where those are columns of D: read once, 32 columns by a warp, and handed round
@@ -104,7 +105,7 @@ struct Columns {
     __device__ __forceinline__ Columns(const Arguments& arguments, const Place& tile, int first_col) {
 #pragma unroll
         for (int i = 0; i < PARTS; ++i) {
-            const int n = min(first_col + 32 * i + static_cast<int>(threadIdx.x % 32), SHAPE_N - 1);
+            const int n = min(first_col + 32 * i + static_cast<int>(threadIdx.x % 32), tile.columns() - 1);
             scale[i] = col_scale(arguments, tile, n);
             bias[i] = bias_at(arguments, n);
             total[i] = col_total(arguments, n);

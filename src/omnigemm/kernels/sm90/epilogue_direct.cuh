@@ -8,6 +8,7 @@ struct Epilogue {
 
     static __device__ __forceinline__ void init(u64*) {}
     static __device__ __forceinline__ void finish() {}
+    static constexpr __device__ bool storing_thread() { return false; }
 
     template <class Sum, int waves, int regs>
     static __device__ __forceinline__ void store(const Sum (&sums)[waves][regs], char*, char*, u64*, const TensorMap*,
@@ -19,7 +20,7 @@ struct Epilogue {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int m = tile.row * TILE_ROWS + row_in_tile + wave * WAVE_ROWS + half * 8;
-                const Row row = row_of(arguments, tile.a_scale_row(arguments) + min(m, tile.rows(arguments) - 1));
+                const Row row = row_of(arguments, tile, tile.a_scale_row(arguments) + min(m, tile.rows(arguments) - 1));
 #pragma unroll
                 for (int j = 0; j < regs / 4; ++j)
 #pragma unroll
@@ -27,8 +28,9 @@ struct Epilogue {
                         const int n = first_col + 8 * j + offset + i;
                         // All lanes take part in the shuffles, also those with nothing to write.
                         const float value = columns.finish(sums[wave][4 * j + 2 * half + i], row, 8 * j, offset + i);
-                        if (m < tile.rows(arguments) && n < SHAPE_N)
-                            store_one(arguments, tile.out_row(arguments) + m, n, with_c(value, arguments, m, n));
+                        if (m < tile.rows(arguments) && n < tile.columns())
+                            store_one(arguments, tile, tile.out_row(arguments) + m, n,
+                                      with_c(value, arguments, tile, m, n));
                     }
             }
     }

@@ -44,7 +44,7 @@ struct Epilogue : Turned {
 #pragma unroll
         for (int i = 0; i < OWNED; ++i) {
             const int m = tile.col * TILE_COLS + (i * SPLIT + mine) * 8 + in_group;
-            rows[i] = row_of(arguments, min(m, arguments.shape_m - 1));
+            rows[i] = row_of(arguments, tile, min(m, arguments.shape_m - 1));
         }
         if constexpr (SPLIT > 1) {
             const int neighbours = cluster_ctarank() - mine * SHARE;
@@ -90,8 +90,9 @@ struct Epilogue : Turned {
             float v[4];
 #pragma unroll
             for (int j = 0; j < 4; ++j)
-                v[j] = with_c(finished(sum.of[j], rows[i], col_scales[j], biases[j], totals[j]), arguments, m, n + j);
-            store_four(arguments, m, n, v);
+                v[j] = with_c(finished(sum.of[j], rows[i], col_scales[j], biases[j], totals[j]), arguments, tile, m,
+                              n + j);
+            store_four(arguments, tile, m, n, v);
         }
     }
 };

@@ -20,18 +20,34 @@ struct Epilogue {
         if (storing_thread()) bulk_wait_group_read<0>();
     }
 
+    // Where 8 columns of a row lie, swizzled as TMA expects.
+    static __device__ __forceinline__ int place(int row, int col) {
+        const int chunk = col % SLAB / 8, swizzled = chunk ^ row * (SLAB * 2) / 128 % (SLAB / 8);
+        return col / SLAB * SLAB_BYTES + row * SLAB * 2 + swizzled * 16;
+    }
+
     // A wave's first rows only, without the copy engine, which writes them all.
     static __device__ __forceinline__ void store_rows(const char* buffer, const Arguments& arguments, int m, int rows,
                                                       int first_col) {
         constexpr int CHUNKS = TILE_COLS / 8;  // of 16 bytes
         for (int i = threadIdx.x % 128; i < rows * CHUNKS; i += 128) {
-            const int row = i / CHUNKS, col = i % CHUNKS * 8, chunk = col % SLAB / 8;
-            const int swizzled = chunk ^ row * (SLAB * 2) / 128 % (SLAB / 8);
+            const int row = i / CHUNKS, col = i % CHUNKS * 8;
             if (first_col + col < SHAPE_N)
                 *reinterpret_cast<uint4*>(static_cast<unsigned short*>(arguments.out) +
                                           (m + row) * arguments.out_stride + first_col + col) =
-                    *reinterpret_cast<const uint4*>(buffer + col / SLAB * SLAB_BYTES + row * SLAB * 2 + swizzled * 16);
+                    *reinterpret_cast<const uint4*>(buffer + place(row, col));
         }
+    }
+
+    // Rows that do not begin at multiples of 16 bytes.
+    static __device__ __forceinline__ void store_elements(const char* buffer, const Arguments& arguments,
+                                                          const Place& tile, int m, int rows, int first_col) {
+        const int cols = min(TILE_COLS, tile.columns() - first_col);
+        unsigned short* to = static_cast<unsigned short*>(tile.out(arguments)) + first_col;
+        for (int row = threadIdx.x % 128 / 32; row < rows; row += 4)
+            for (int col = threadIdx.x % 32; col < cols; col += 32)
+                to[(m + row) * tile.out_stride(arguments) + col] =
+                    *reinterpret_cast<const unsigned short*>(buffer + place(row, col) + col % 8 * 2);
     }
 
     template <class Sum, int waves, int regs>
@@ -47,15 +63,16 @@ struct Epilogue {
         for (int wave = 0; wave < waves; ++wave) {
             // Rows that are the product's own; in groups, those behind them are another's.
             const int left = tile.rows(arguments) - first_row - wave * WAVE_ROWS;
-            if (GROUPED && left <= 0) break;
+            if ((GROUPED || LIST) && left <= 0) break;
             char* buffer = out + math_group * GROUP_BYTES + wave % OUT_BUFFERS * WAVE_BYTES;
             if (wave % OUT_BUFFERS == 0) {
                 finish();
                 named_barrier_sync(1 + math_group, 128);
             }
             const int m = tile.row * TILE_ROWS + row_in_tile + wave * WAVE_ROWS;
-            const Row top = row_of(arguments, tile.a_scale_row(arguments) + min(m, tile.rows(arguments) - 1));
-            const Row bottom = row_of(arguments, tile.a_scale_row(arguments) + min(m + 8, tile.rows(arguments) - 1));
+            const Row top = row_of(arguments, tile, tile.a_scale_row(arguments) + min(m, tile.rows(arguments) - 1));
+            const Row bottom =
+                row_of(arguments, tile, tile.a_scale_row(arguments) + min(m + 8, tile.rows(arguments) - 1));
 #pragma unroll
             for (int j = 0; j < TILE_COLS / 16; ++j) {
                 u32 packed[4];
@@ -65,21 +82,20 @@ struct Epilogue {
                     const int eight = 16 * j + 8 * part;
                     const int n = first_col + eight + offset;
                     packed[2 * part] =
-                        pack_out(with_c(columns.finish(v[0], top, eight, offset), arguments, m, n),
-                                 with_c(columns.finish(v[1], top, eight, offset + 1), arguments, m, n + 1));
-                    packed[2 * part + 1] =
-                        pack_out(with_c(columns.finish(v[2], bottom, eight, offset), arguments, m + 8, n),
-                                 with_c(columns.finish(v[3], bottom, eight, offset + 1), arguments, m + 8, n + 1));
+                        pack_out(with_c(columns.finish(v[0], top, eight, offset), arguments, tile, m, n),
+                                 with_c(columns.finish(v[1], top, eight, offset + 1), arguments, tile, m, n + 1));
+                    packed[2 * part + 1] = pack_out(
+                        with_c(columns.finish(v[2], bottom, eight, offset), arguments, tile, m + 8, n),
+                        with_c(columns.finish(v[3], bottom, eight, offset + 1), arguments, tile, m + 8, n + 1));
                 }
-                const int col = 16 * j + lane / 16 * 8, chunk = col % SLAB / 8;  // of 16 bytes; swizzled as TMA expects
-                const int swizzled = chunk ^ row * (SLAB * 2) / 128 % (SLAB / 8);
-                stmatrix_x4(buffer + col / SLAB * SLAB_BYTES + row * SLAB * 2 + swizzled * 16, packed[0], packed[1],
-                            packed[2], packed[3]);
+                stmatrix_x4(buffer + place(row, 16 * j + lane / 16 * 8), packed[0], packed[1], packed[2], packed[3]);
             }
             fence_proxy_async();
             named_barrier_sync(1 + math_group, 128);
             if (GROUPED && left < 64) {
                 store_rows(buffer, arguments, tile.out_row(arguments) + first_row + wave * WAVE_ROWS, left, first_col);
+            } else if (!tile.out_by_tma()) {
+                store_elements(buffer, arguments, tile, first_row + wave * WAVE_ROWS, min(left, 64), first_col);
             } else if (storing_thread()) {
 #pragma unroll
                 for (int slab = 0; slab < TILE_COLS / SLAB; ++slab)

@@ -27,7 +27,7 @@ struct Epilogue : Turned {
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i) {
                 const int m = first + (from + i) * 8 + in_group;
-                scales[i] = row_of(arguments, tile.a_scale_row(arguments) + min(m, rows - 1));
+                scales[i] = row_of(arguments, tile, tile.a_scale_row(arguments) + min(m, rows - 1));
             }
             named_barrier_sync(1, MATH_THREADS);  // what was there before is read
 #pragma unroll
@@ -45,7 +45,7 @@ struct Epilogue : Turned {
                 float v[4];
 #pragma unroll
                 for (int j = 0; j < 4; ++j) v[j] = finished(sum.of[j], scales[i], col_scales[j], 0.0f, 0);
-                store_four(arguments, tile.out_row(arguments) + m, n, v);
+                store_four(arguments, tile, tile.out_row(arguments) + m, n, v);
             }
         }
     }

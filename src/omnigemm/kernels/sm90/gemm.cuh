@@ -7,8 +7,9 @@
 // A cluster of blocks works together in two ways. SHARE blocks have neighbouring tiles, and each loads its part of the
 // operand that they have in common for all of them. SPLIT blocks have the same tile and a part of K each.
 //
-// Which tiles there are is a header of its own: those of one product (work_dense.cuh), or of many groups of rows
-// (work_groups.cuh), each with its own weight.
+// Which tiles there are is a header of its own: those of one product (work_dense.cuh), of many groups of rows
+// (work_groups.cuh), each with its own weight, or of a list of products (work_list.cuh), each with its own everything:
+// SHAPE_N and SHAPE_K are then 0, and what a tile's product has is asked of the tile.
 //
 // A stage carries 128 bytes of K of the operands, by TMA, and the scales that belong to them, by warps of their own. An
 // operand is turned if its rows, and not K, lie side by side in memory: the tensor cores read 16-bit ones either way.
@@ -91,10 +92,16 @@ struct Arguments {
     int a_slab, b_slab, out_slab;  // rows from a group's to the next one's, as the tensors lie
     int b_scale_step;              // the same of scales that hold for all of K
 #endif
+#if LIST
+    char* list;  // what list_memory.cuh says
+    int list_count, list_tiles;
+#endif
 };
 
 #if GROUPED
 #include "sm90/work_groups.cuh"
+#elif LIST
+#include "sm90/work_list.cuh"
 #else
 #include "sm90/work_dense.cuh"
 #endif
@@ -159,16 +166,20 @@ struct Loader {
 
     // The first weights, as far as the ring goes, are loaded before the work before this kernel is done, if nothing in
     // it writes them.
-    __device__ __forceinline__ void run() const {
+    __device__ __forceinline__ void run() {
         Position<STAGES> at;
-        int ahead = !GROUPED && arguments.early && work.has(work.first()) ? min(STAGES, work.blocks()) : 0;
+        int ahead = 0;
+#if !GROUPED && !LIST
+        if (arguments.early && work.has(work.first())) ahead = min(STAGES, work.blocks(work.tile(work.first())));
 #pragma unroll 1
         for (int i = 0; i < ahead; ++i) load_weights(i, work.first_block + i, work.tile(work.first()));
+#endif
         griddepcontrol_wait();
         for (int index = work.first(); work.has(index); index += work.step()) {
             const Place tile = work.tile(index);
+            work.enter(tile, left, right);
 #pragma unroll 1
-            for (int block = work.first_block; block < work.end_block; ++block, --ahead) {
+            for (int block = work.first_block; block < work.end(tile); ++block, --ahead) {
                 if (ahead <= 0) {
                     mbarrier_wait(&shared.ring->empty[at.stage], at.phase ^ 1);
                     load_weights(at.stage, block, tile);
@@ -208,10 +219,10 @@ __device__ __forceinline__ void load_scales(const Work& work, const Shared& shar
     for (int index = work.first(); work.has(index); index += work.step()) {
         const Place tile = work.tile(index);
         const int rows = tile.rows(arguments), a_before = tile.a_scale_row(arguments), b_before = tile.b_scale_row();
-        const int first_row = tile.row * TILE_ROWS, last_row = (SWAP ? SHAPE_N : rows) - 1;
-        const int first_col = tile.col * TILE_COLS, last_col = (SWAP ? rows : SHAPE_N) - 1;
+        const int first_row = tile.row * TILE_ROWS, last_row = (SWAP ? tile.columns() : rows) - 1;
+        const int first_col = tile.col * TILE_COLS, last_col = (SWAP ? rows : tile.columns()) - 1;
         const int left_before = SWAP ? b_before : a_before, right_before = SWAP ? a_before : b_before;
-        for (int block = work.first_block; block < work.end_block; block += LANES * SCALES_AT_ONCE) {
+        for (int block = work.first_block; block < work.end(tile); block += LANES * SCALES_AT_ONCE) {
             const int from = block + part * SCALES_AT_ONCE;
             float values[EACH + !EACH][SCALES_AT_ONCE] = {}, folded[SCALES_AT_ONCE];
             if constexpr (LEFT_FOLDED) read_scales(folded, left, left_before + min(first_row, last_row) / 128, from);
@@ -235,7 +246,7 @@ __device__ __forceinline__ void load_scales(const Work& work, const Shared& shar
             for (int now = 0; now < LANES; ++now) {
 #pragma unroll
                 for (int b = 0; b < SCALES_AT_ONCE; ++b) {
-                    if (block + now * SCALES_AT_ONCE + b >= work.end_block) break;
+                    if (block + now * SCALES_AT_ONCE + b >= work.end(tile)) break;
                     mbarrier_wait(&shared.ring->empty[at.stage], at.phase ^ 1);
                     float* stage = shared.scales + at.stage * STAGE_SCALES;
 #pragma unroll
@@ -268,9 +279,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     Work work(arguments);
 
     if (threadIdx.x == 0) {
-        prefetch_tensormap(&map_left);
-        prefetch_tensormap(&map_right);
-        if (Epilogue::USES_MAP) prefetch_tensormap(&map_out);
+        if constexpr (!Work::OWN_MAPS) {
+            prefetch_tensormap(&map_left);
+            prefetch_tensormap(&map_right);
+            if (Epilogue::USES_MAP) prefetch_tensormap(&map_out);
+        }
         shared.ring->init(1 + SCALE_WARPS, 4 * MATH_GROUPS * SHARE);
         Epilogue::init(shared.arrived);
     }
@@ -297,19 +310,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         const int row = group * GROUP_ROWS + warp % 4 * 16 + threadIdx.x % 32 / 4;
         Mainloop mainloop(shared.stages, group, row);
         Position<STAGES> at;
+        const TensorMap* out_map = &map_out;
         for (int index = work.first(); work.has(index); index += work.step()) {
             const Place tile = work.tile(index);
             const int waves = work.waves(tile, group);
             if (waves == 0) {
-                Mainloop::skip(shared.ring, at, work.blocks(), work.share_rank);
+                Mainloop::skip(shared.ring, at, work.blocks(tile), work.share_rank);
                 continue;
             }
             Mainloop::Sums sums;
             if (WAVES == 1 || waves == WAVES)
-                mainloop.run<WAVES>(sums, shared.ring, at, shared.scales, tile, work.blocks(), work.share_rank);
+                mainloop.run<WAVES>(sums, shared.ring, at, shared.scales, tile, work.blocks(tile), work.share_rank);
             else
-                mainloop.run<1>(sums, shared.ring, at, shared.scales, tile, work.blocks(), work.share_rank);
-            Epilogue::store(sums, shared.out, shared.stages, shared.arrived, &map_out, arguments, group, tile, row);
+                mainloop.run<1>(sums, shared.ring, at, shared.scales, tile, work.blocks(tile), work.share_rank);
+            work.enter_out(tile, out_map, Epilogue::storing_thread());
+            Epilogue::store(sums, shared.out, shared.stages, shared.arrived, out_map, arguments, group, tile, row);
         }
         Epilogue::finish();
     }

@@ -16,8 +16,10 @@ struct Turned {
     static_assert(MATH_THREADS == 8 * QUADS, "a thread for each token of a group and four columns");
 
     static __device__ __forceinline__ void finish() {}
+    static constexpr __device__ bool storing_thread() { return false; }
 
-    static __device__ __forceinline__ void store_four(const Arguments& arguments, int m, int n, const float (&v)[4]) {
+    static __device__ __forceinline__ void store_four(const Arguments& arguments, const Place& tile, int m, int n,
+                                                      const float (&v)[4]) {
         const long long at = m * arguments.out_stride + n;
         constexpr int size = OUT_TYPE == FP32 ? 4 : 2;
         char* target = static_cast<char*>(arguments.out) + at * size;
@@ -27,7 +29,7 @@ struct Turned {
             else
                 *reinterpret_cast<uint2*>(target) = make_uint2(pack_out(v[0], v[1]), pack_out(v[2], v[3]));
         } else {
-            for (int i = 0; i < 4 && n + i < SHAPE_N; ++i) store_one(arguments, m, n + i, v[i]);
+            for (int i = 0; i < 4 && n + i < SHAPE_N; ++i) store_one(arguments, tile, m, n + i, v[i]);
         }
     }
 

@@ -1,9 +1,9 @@
 // What a block works on, one product: its tiles, one after the other, and its part of K.
 #pragma once
-#include "common/scheduler.cuh"
+#include "sm90/work_common.cuh"
 
 // A tile with all that must be known to load and store it. Here rows and scales begin where the tensors do.
-struct Place : Tile {
+struct Place : PlaceInOne {
     __device__ __forceinline__ int rows(const Arguments& arguments) const { return arguments.shape_m; }
     static constexpr __device__ int a_row(const Arguments&) { return 0; }
     static constexpr __device__ int b_row(const Arguments&) { return 0; }
@@ -13,7 +13,7 @@ struct Place : Tile {
     static constexpr __device__ int out_row(const Arguments&) { return 0; }
 };
 
-struct Work {
+struct Work : WorkInOne {
     static constexpr int TABLE_LINE = 0;
     int row_packs, col_packs;  // tiles, in packs of those that a cluster works on together
     int share_rank, first_block, end_block;
@@ -31,7 +31,8 @@ struct Work {
         end_block = min(groups * (split_rank + 1) / SPLIT * SCALES_AT_ONCE, end);
     }
     __device__ __forceinline__ void prepare(void*, int) {}
-    __device__ __forceinline__ int blocks() const { return end_block - first_block; }
+    __device__ __forceinline__ int end(const Place&) const { return end_block; }
+    __device__ __forceinline__ int blocks(const Place&) const { return end_block - first_block; }
     __device__ __forceinline__ int first() const { return blockIdx.x / CLUSTER; }
     __device__ __forceinline__ int step() const { return gridDim.x / CLUSTER; }
     __device__ __forceinline__ bool has(int index) const { return index < row_packs * col_packs; }

@@ -2,9 +2,10 @@
 // a weight for each. Every block makes a table of the groups' tiles and takes every so-manieth tile of the whole list.
 #pragma once
 #include "common/groups.cuh"
+#include "sm90/work_common.cuh"
 
 // A tile, and where its group's rows and scales begin.
-struct Place : Tile {
+struct Place : PlaceInOne {
     int group, first, count;
 
     __device__ __forceinline__ int rows(const Arguments&) const { return count; }
@@ -27,7 +28,7 @@ struct Place : Tile {
     }
 };
 
-struct Work {
+struct Work : WorkInOne {
     static_assert(SPLIT == 1, "there are tiles enough");
     static constexpr int TABLE_LINE = sizeof(Group);
     // fp8 is added in whole groups of DEPTH: what lies past K is zero. The others end where K does, for past it may lie
@@ -80,7 +81,8 @@ struct Work {
         }
         groups.tiles(lane, 32, row, tile - own, lines);
     }
-    static constexpr __device__ int blocks() { return end_block; }
+    static constexpr __device__ int end(const Place&) { return end_block; }
+    static constexpr __device__ int blocks(const Place&) { return end_block; }
     __device__ __forceinline__ int first() const { return blockIdx.x / CLUSTER; }
     __device__ __forceinline__ int step() const { return gridDim.x / CLUSTER; }
     __device__ __forceinline__ bool has(int index) const { return index < table[groups.count - 1].tile_end; }

@@ -1,0 +1,439 @@
+"""`grouped_gemm` in bf16 and fp16 on Hopper: one launch for a whole list of products, after one that prepares it.
+
+Sizes, strides, addresses and factors travel as kernel parameters. A small kernel makes tensor maps and a table of them
+in device memory of this call (list_memory.cuh), and the kernel that multiplies follows. Nothing is copied from the
+host, so a CUDA graph replays what it captured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import struct
+from collections.abc import Sequence
+from functools import reduce
+from operator import or_
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core import plan as core_plan
+from ...core.dispatch import Support
+from ...core.dtypes import name_of
+from ...core.errors import DeviceError
+from ...core.plan import Plan
+from ...core.problem import Problem, layout_of
+from . import choice, dense, gemm, list_choice, sm90
+from .driver import bindings, checked
+from .gpu import Gpu
+from .jit import KernelSpec
+from .jit.loader import Loaded, is_loaded, load
+from .launch import Launcher, Matrix, raw_stream
+
+OP = "grouped_gemm"
+MEMORY_BYTES = 456  # of device memory for a product: list_memory.cuh
+_MEMORY_STEP = 512  # where the memory of each launch begins
+# Products that one launch of the small kernel takes: within 4 KB of parameters, or (CUDA 12.1) within 32 KB.
+LINES, _SMALL_LINES = (36, 108, 324), 36
+_SIZES = struct.Struct("4i2I2i3q")  # struct Sizes of list_setup.cuh
+_SETUP_WARPS = 4
+_MAIN_VALUES = f"{struct.calcsize(gemm._VALUES)}xPii"  # struct Arguments of gemm.cuh: of a list, only the end is read
+_TILES = 2**30  # that blocks can count
+
+Tensors = Sequence[Tensor]
+Numbers = Sequence[float]
+Turned = tuple[bool, bool]  # of A and of B: K does not lie side by side in memory
+
+
+def supports(problem: Problem) -> Support:
+    if sum(-(-m // 64) * -(-n // 64) for m, n, _ in problem.shapes) >= _TILES:
+        return Support(False, f"the results have {_TILES} tiles of 64x64 or more together, expected fewer")
+    return Support(True, "")
+
+
+def layouts(problem: Problem) -> tuple[Turned, ...]:
+    """The ways in which operands lie: each takes a launch of its own. What lies in no way is copied, K innermost."""
+    a = {"col": (True,), "mixed": (False, True)}.get(problem.a_layout, (False,))
+    b = {"row": (True,), "mixed": (False, True)}.get(problem.b_layout, (False,))  # [K, N]
+    return tuple(itertools.product(a, b))
+
+
+def variant_of(problem: Problem, turned: Turned) -> sm90.Variant:
+    return sm90.Variant(
+        0,
+        0,
+        problem.a_dtype,
+        problem.b_dtype,
+        "none",
+        "none",
+        problem.out_dtype,
+        out_by_tma=problem.out_dtype != "fp32",
+        a_turned=turned[0],
+        b_turned=turned[1],
+        c=problem.c,
+        grouping="list",
+    )
+
+
+def setup_spec(lines: int) -> KernelSpec:
+    name = f"omnigemm_sm90_list_setup_{lines}"
+    source = f'#define KERNEL {name}\n#define LINES {lines}\n#include "sm90/list_setup.cuh"\n'
+    return KernelSpec(name, source, sm90.ARCH, sm90.OPTIONS)
+
+
+def setup_sizes(products: int, most: int = LINES[-1]) -> list[tuple[int, int]]:
+    """(products, lines) of each launch of the small kernel."""
+    found = []
+    while products > 0:
+        here = min(products, most)
+        found.append((here, next(lines for lines in LINES if lines >= here)))
+        products -= here
+    return found
+
+
+def _most_lines() -> int:
+    driver = bindings()
+    return LINES[-1] if checked(driver.cuDriverGetVersion(), "driver version") >= 12010 else _SMALL_LINES
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """How one product's matrices lie. Pitches are bytes from line to line."""
+
+    turned: Turned
+    a_pitch: int
+    b_pitch: int
+    out_stride: int
+
+    @classmethod
+    def of(cls, out: Tensor, a: Tensor, b: Tensor, turned: Turned) -> Form | None:
+        """None where something must be copied first."""
+        out_pitch = dense.pitch(out, straight=False)
+        a_pitch, b_pitch = (
+            dense.pitch(gemm.as_lines(x, way)) if a.size(1) else dense.ALIGN
+            for x, way in zip((a, b.t()), turned, strict=True)
+        )
+        if a_pitch is None or b_pitch is None or out_pitch is None or max(a_pitch, b_pitch) >= 2**36:
+            return None
+        return cls(turned, a_pitch, b_pitch, out_pitch // out.element_size())
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """One launch of the small kernel, for some of a part's products."""
+
+    launcher: Launcher
+    first: int
+    end: int
+    values: tuple[Any, ...]  # of the launch, up to the addresses
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Products of one launch, in the order in which they are worked on."""
+
+    order: list[int]
+    memory: int  # where its device memory begins
+    tiles: int
+    setups: list[Setup]
+    launcher: Launcher
+
+
+class Lists:
+    """Runs lists of the problem's shapes with one config. Strides and addresses may differ from call to call."""
+
+    def __init__(self, problem: Problem, config: sm90.Config, index: int, multiprocessors: int) -> None:
+        self._problem, self._config = problem, config
+        self._index, self._multiprocessors = index, multiprocessors
+        self._device = torch.device("cuda", index)
+        self._layouts = layouts(problem)
+        self._by_tma = problem.out_dtype != "fp32"
+        self._most = _most_lines()
+        for turned in self._layouts:
+            self._loaded(turned)
+        for lines in LINES:
+            if lines <= setup_sizes(min(problem.groups, self._most), self._most)[-1][1]:
+                self._load(setup_spec(lines), 0)
+        self._bound: dict[Any, core_plan.Launch] = {}
+        # Tensor maps that are only copied must point somewhere.
+        self._somewhere = torch.empty(1, dtype=torch.uint8, device=self._device).data_ptr()
+
+    def _load(self, spec: KernelSpec, shared_bytes: int) -> Loaded:
+        if torch.cuda.is_current_stream_capturing() and not is_loaded(spec, self._index, shared_bytes):
+            raise DeviceError(
+                f"{OP}: a kernel for {self._problem} is not compiled yet, and a CUDA graph is being captured; call "
+                f"{OP} once with such operands, or make the plan with omnigemm.plan, before the capture"
+            )
+        return load(spec, self._index, shared_bytes)
+
+    def _loaded(self, turned: Turned) -> tuple[Loaded, int]:
+        variant = variant_of(self._problem, turned)
+        shared_bytes = variant.shared_bytes(self._config) + list_choice.TABLE_BYTES
+        return self._load(dense.spec(self._config, variant), shared_bytes), shared_bytes
+
+    def __call__(self, out: Tensors, a: Tensors, b: Tensors, c: Tensors | None, alpha: Numbers, beta: Numbers) -> None:
+        self.bind(out, a, b, c, alpha, beta)(out, a, b, c, alpha, beta)
+
+    def bind(
+        self, out: Tensors, a: Tensors, b: Tensors, c: Tensors | None, alpha: Numbers, beta: Numbers
+    ) -> core_plan.Launch:
+        """The launch for lists of tensors that lie like these."""
+        adds = self._problem.c and c is not None
+        used_c = [c[i] if adds and c is not None and beta[i] != 0.0 else None for i in range(len(out))]
+        strides = tuple((x.stride(), y.stride(), z.stride()) for x, y, z in zip(out, a, b, strict=True))
+        of_c = tuple(None if one is None else (one.shape, one.stride(), one.dtype) for one in used_c)
+        key = strides, of_c
+        if key not in self._bound:
+            self._bound[key] = self._prepare(out, a, b, used_c)
+        return self._bound[key]
+
+    def _turned(self, a: Tensor, b: Tensor) -> Turned:
+        """How a product's operands are read. What lies in one way throughout the list is compiled for that only."""
+        a_ways, b_ways = ({one[side] for one in self._layouts} for side in (0, 1))
+        a_turned = layout_of(a) == "col" if len(a_ways) > 1 else True in a_ways
+        b_turned = layout_of(b) == "row" if len(b_ways) > 1 else True in b_ways
+        return a_turned, b_turned
+
+    def _prepare(self, out: Tensors, a: Tensors, b: Tensors, c: Sequence[Tensor | None]) -> core_plan.Launch:
+        by_layout: dict[Turned, list[int]] = {}
+        forms: dict[int, Form] = {}
+        for i in range(len(out)):
+            if not out[i].numel():
+                continue
+            form = Form.of(out[i], a[i], b[i], self._turned(a[i], b[i]))
+            if form is None:
+                return self._with_copies
+            forms[i] = form
+            by_layout.setdefault(form.turned, []).append(i)
+        parts: list[Part] = []
+        start = 0
+        for turned, members in by_layout.items():
+            # Long tiles first, so that the last ones, for which not all blocks have work, are short.
+            members.sort(key=lambda i: -a[i].size(1))
+            for first in range(0, len(members), list_choice.PRODUCT_LIMIT):
+                order = members[first : first + list_choice.PRODUCT_LIMIT]
+                parts.append(self._part(turned, order, start, forms, out, a, c))
+                start += -(-len(order) * MEMORY_BYTES // _MEMORY_STEP) * _MEMORY_STEP
+        return self._run(parts, start, any(one is not None for one in c))
+
+    def _part(
+        self,
+        turned: Turned,
+        order: list[int],
+        start: int,
+        forms: dict[int, Form],
+        out: Tensors,
+        a: Tensors,
+        c: Sequence[Tensor | None],
+    ) -> Part:
+        """Everything but addresses and factors, worked out once."""
+        config, count = self._config, len(order)
+        lines, tiles = [], 0
+        down, across = config.tile_m * config.right_share, config.tile_n * config.left_share
+        for i in order:
+            (m, n), form, own_c = out[i].shape, forms[i], c[i]
+            tiles += -(-m // down) * -(-n // across)
+            of_c = (0, 0, 0)
+            if own_c is not None:
+                spread = own_c.expand(out[i].shape)  # along dimensions of 1 by a stride of 0
+                of_c = sm90.TYPES[name_of(own_c.dtype)], spread.stride(0), spread.stride(1)
+            pitches = form.a_pitch // dense.ALIGN, form.b_pitch // dense.ALIGN
+            lines.append(_SIZES.pack(m, n, a[i].size(1), tiles, *pitches, of_c[0], 0, form.out_stride, *of_c[1:]))
+        main, shared_bytes = self._loaded(turned)
+        setups, first = [], 0
+        for here, room in setup_sizes(count, self._most):
+            launcher = self._setup_launcher(turned, here, room)
+            values = (count, first, here, *map(int, turned), int(self._by_tma), b"".join(lines[first : first + here]))
+            setups.append(Setup(launcher, first, first + here, values))
+            first += here
+        blocks = min(tiles, self._multiprocessors // config.cluster * config.blocks_per_sm) * config.cluster
+        launcher = Launcher(
+            main.kernel,
+            grid=blocks,
+            threads=config.threads,
+            shared_bytes=shared_bytes,
+            cluster=config.cluster,
+            matrices=(None, None, None),  # each product has its own, in device memory
+            values=_MAIN_VALUES,
+        )
+        return Part(order, start, tiles, setups, launcher)
+
+    def _setup_launcher(self, turned: Turned, here: int, room: int) -> Launcher:
+        config = self._config
+        sides = config.rows // config.left_share, config.cols // config.right_share
+        boxes = [
+            (sm90.SLAB, sm90.SLAB) if way else (sm90.BLOCK_K // 2, rows)
+            for way, rows in zip(turned, sides, strict=True)
+        ]
+        like = [Matrix(64, 64, 2, 128, box) for box in boxes]
+        rest = room - here
+
+        def some(code: str, size: int) -> str:
+            """A column of struct Arguments, of which `here` lines are used."""
+            return f"{here}{code}{rest * size}x"
+
+        columns = 4 * some("Q", 8) + 2 * some("f", 4)
+        return Launcher(
+            self._load(setup_spec(room), 0).kernel,
+            grid=-(-here // _SETUP_WARPS),
+            threads=32 * _SETUP_WARPS,
+            shared_bytes=0,
+            cluster=1,
+            matrices=(*like, Matrix(64, 64, 2, 128, (config.slab, 64)) if self._by_tma else None),
+            values=f"P6i{here * _SIZES.size}s{rest * _SIZES.size}x{columns}",
+        )
+
+    def _run(self, parts: Sequence[Part], memory_bytes: int, adds: bool) -> core_plan.Launch:
+        index, device = self._index, self._device
+        like, none = (self._somewhere,) * 3, (0,) * 3
+        current_device = torch._C._cuda_getDevice
+        biggest = max((len(part.order) for part in parts), default=0)
+        no_c = [0] * biggest
+
+        def run(out: Tensors, a: Tensors, b: Tensors, c: Tensors | None, alpha: Numbers, beta: Numbers) -> None:
+            if not parts:
+                return None
+            if current_device() != index:
+                with torch.cuda.device(index):
+                    return run(out, a, b, c, alpha, beta)
+            left = [[a[i].data_ptr() for i in part.order] for part in parts]
+            right = [[b[i].data_ptr() for i in part.order] for part in parts]
+            if any(reduce(or_, one) % dense.ALIGN for one in itertools.chain(left, right)):
+                return self._with_copies(out, a, b, c, alpha, beta)
+            memory = torch.empty(memory_bytes, dtype=torch.uint8, device=device)
+            stream, start = raw_stream(index), memory.data_ptr()
+            for part, of_a, of_b in zip(parts, left, right, strict=True):
+                order = part.order
+                to = [out[i].data_ptr() for i in order]
+                added = [c[i].data_ptr() for i in order] if adds and c is not None else no_c
+                factors = [alpha[i] for i in order], [beta[i] for i in order]
+                for setup in part.setups:
+                    some = slice(setup.first, setup.end)
+                    setup.launcher(
+                        stream, like, start + part.memory, *setup.values, *of_a[some], *of_b[some], *added[some],
+                        *to[some], *factors[0][some], *factors[1][some],
+                    )  # fmt: skip
+            for part in parts:
+                part.launcher(stream, none, start + part.memory, len(part.order), part.tiles)
+            return None
+
+        return run
+
+    def _with_copies(
+        self, out: Tensors, a: Tensors, b: Tensors, c: Tensors | None, alpha: Numbers, beta: Numbers
+    ) -> None:
+        """Copy what the kernel cannot read or write in its place, of those products only."""
+        with torch._C._AutoDispatchBelowAutograd(), torch.cuda.device(self._index):
+            targets, left, right = list(out), list(a), list(b)
+            for i in range(len(out)):
+                if not out[i].numel():
+                    continue
+                if dense.pitch(out[i], straight=False) is None:
+                    targets[i] = dense.aligned(out[i])
+                if not a[i].size(1):  # nothing is read
+                    left[i], right[i] = a[i].new_empty(a[i].shape), b[i].new_empty(b[i].shape)
+                    continue
+                turned = self._turned(a[i], b[i])
+                left[i] = gemm.readable(a[i], turned[0])
+                right[i] = gemm.readable(b[i].t(), turned[1]).t()
+            self(targets, left, right, c, alpha, beta)
+            for one, target in zip(out, targets, strict=True):
+                if target is not one:
+                    one.copy_(target)
+
+
+def _copied(problem: Problem) -> int:
+    """How many products have an operand that must be copied, as far as sizes and layouts tell."""
+    if "strided" in (problem.a_layout, problem.b_layout):
+        return problem.groups
+    found = 0
+    for m, n, k in problem.shapes:
+        lines = m if problem.a_layout == "col" else k, n if problem.b_layout == "row" else k
+        found += k > 0 and any(2 * line % dense.ALIGN for line in lines)
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Sm90List:
+    """One config for one problem, as dispatch sees it."""
+
+    problem: Problem
+    choice: choice.Choice
+    gpu: Gpu
+
+    @property
+    def name(self) -> str:
+        variant = variant_of(self.problem, layouts(self.problem)[0])
+        return sm90.name(self.choice.config, variant).removeprefix("omnigemm_")
+
+    def supports(self, problem: Problem, device: torch.device) -> Support:
+        config, ways, count = self.choice.config, len(layouts(problem)), problem.groups
+        launches = ways + max(0, count - 1) // list_choice.PRODUCT_LIMIT
+        words = ["one launch for all products" if launches == 1 else f"up to {launches} launches for all products"]
+        words.append(f"{config.stages} stages")
+        if config.share > 1:
+            words.append(f"clusters of {config.share} share loads")
+        if config.blocks_per_sm > 1:
+            words.append(f"{config.blocks_per_sm} blocks on a multiprocessor")
+        words.append(f"{list_choice.used(config, problem.shapes):.0%} of the tiles used")
+        words.append(f"{self.choice.seconds * 1e6:.1f} us modelled")
+        if copied := _copied(problem):
+            what = "operands of " + ("all products" if copied == count else f"{copied} of {count} products")
+            words.append(f"{what} are copied first: their rows do not begin at multiples of 16 bytes")
+        return Support(True, ", ".join(words))
+
+    def cost(self, problem: Problem, device: torch.device) -> float:
+        copied = _copied(problem)
+        moved = sum(2.0 * 2 * (m * k + k * n) for m, n, k in problem.shapes) * copied / max(1, problem.groups)
+        return self.choice.seconds + moved / self.gpu.memory + 10e-6 * copied
+
+    def plan(self, problem: Problem, device: torch.device) -> Plan:
+        index = torch.cuda.current_device() if device.index is None else device.index
+        run = Lists(problem, self.choice.config, index, self.gpu.multiprocessors)
+        launches = len(layouts(problem)) + problem.groups // list_choice.PRODUCT_LIMIT
+        return Plan(
+            problem,
+            device,
+            "cuda",
+            self.name,
+            run,
+            dataclasses.asdict(self.choice.config),
+            workspace_bytes=problem.groups * MEMORY_BYTES + launches * _MEMORY_STEP,
+            bind=run.bind,
+            uses_torch=False,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Nothing:
+    """Lists of results without elements."""
+
+    name: str = "nothing"
+
+    def supports(self, problem: Problem, device: torch.device) -> Support:
+        return Support(True, "no result has elements")
+
+    def cost(self, problem: Problem, device: torch.device) -> float:
+        return 0.0
+
+    def plan(self, problem: Problem, device: torch.device) -> Plan:
+        return Plan(problem, device, "cuda", self.name, lambda *_: None)
+
+
+def kernels(problem: Problem, gpu: Gpu) -> tuple[Sm90List | Nothing, ...]:
+    """The choice and its runners-up."""
+    if not any(m and n for m, n, _ in problem.shapes):
+        return (Nothing(),)
+    variants = [variant_of(problem, turned) for turned in layouts(problem)]
+    return tuple(Sm90List(problem, one, gpu) for one in list_choice.choices(variants, problem.shapes, gpu))
+
+
+def specs(problem: Problem, gpu: Gpu) -> tuple[KernelSpec, ...]:
+    """What must be compiled to run the problem on such a GPU."""
+    chosen = kernels(problem, gpu)[0]
+    if isinstance(chosen, Nothing):
+        return ()
+    mains = (dense.spec(chosen.choice.config, variant_of(problem, turned)) for turned in layouts(problem))
+    most = setup_sizes(min(problem.groups, LINES[-1]))[-1][1]
+    return (*mains, *(setup_spec(lines) for lines in LINES if lines <= most))

@@ -1,0 +1,36 @@
+// Products of unequal sizes as one list of tiles: a product's tiles are those of a dense one, and they follow those of
+// the product before. The host knows all sizes and makes the table. Plain C++: a host compiler takes it too, and the
+// tests walk it without a GPU.
+#pragma once
+#include "common/scheduler.cuh"
+
+// A line of the table, in one read.
+struct alignas(16) Product {
+    int tile_end;  // its tiles and those of all products before; packs of tiles, where a cluster works together
+    int m, n, k_blocks;
+};
+
+struct Products {
+    const Product* table;
+    int count;
+    int rows_each, cols_each;  // of D, in a tile or pack
+
+    // Whose tile that is. `from` is the product of an earlier one, and most often still the right one.
+    OMNIGEMM_BOTH int find(int index, int from) const {
+        if (table[from].tile_end > index) return from;
+        for (int last = count - 1; from < last;) {
+            const int middle = (from + last) / 2;
+            if (table[middle].tile_end > index)
+                last = middle;
+            else
+                from = middle + 1;
+        }
+        return from;
+    }
+    OMNIGEMM_BOTH Tile tile(int index, int which, int band) const {
+        const Product one = table[which];
+        const int before = which > 0 ? table[which - 1].tile_end : 0;
+        return dense_tile(index - before, (one.m + rows_each - 1) / rows_each, (one.n + cols_each - 1) / cols_each,
+                          band);
+    }
+};

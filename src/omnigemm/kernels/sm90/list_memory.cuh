@@ -1,0 +1,29 @@
+// What the kernel that prepares a list of products (list_setup.cuh) leaves in device memory for the one that multiplies
+// them: tensor maps of A, B and D for each product, then a line of the table of tiles, then how to finish its sums.
+#pragma once
+#include "common/lists.cuh"
+#include "common/ptx.cuh"
+
+struct Ending {
+    const void* c;
+    void* out;
+    long long c_row, c_col, out_stride;  // in elements
+    float alpha, beta;
+    int c_type;    // of epilogue.cuh
+    int straight;  // the copy engine can address D
+};
+
+struct ListMemory {
+    char* start;
+    int count;
+
+    static constexpr int MAPS = 3;
+    static constexpr int BYTES = MAPS * sizeof(TensorMap) + sizeof(Product) + sizeof(Ending);
+    static_assert(BYTES == 456, "what lists.py sets aside for a product");
+
+    __device__ __forceinline__ TensorMap* maps(int which) const {
+        return reinterpret_cast<TensorMap*>(start) + MAPS * which;
+    }
+    __device__ __forceinline__ Product* table() const { return reinterpret_cast<Product*>(maps(count)); }
+    __device__ __forceinline__ Ending* endings() const { return reinterpret_cast<Ending*>(table() + count); }
+};

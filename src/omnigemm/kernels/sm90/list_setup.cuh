@@ -1,0 +1,85 @@
+// Before a list of products is multiplied: their tensor maps, and what else the blocks must know of each, written to
+// device memory. A warp for each product. Everything comes as kernel parameters, which a CUDA graph keeps, so that no
+// host memory must outlive the call; a list that is longer than they can hold takes several launches.
+#pragma once
+#include "sm90/list_memory.cuh"
+
+struct Sizes {
+    int m, n, k, tile_end;
+    u32 a_pitch, b_pitch;  // from line to line, in 16 bytes
+    int c_type, unused;
+    long long out_stride, c_row, c_col;  // in elements
+};
+
+struct Arguments {
+    char* memory;
+    int count;               // products of the list
+    int first, here;         // where this launch's begin, and how many it has
+    int a_turned, b_turned;  // K does not lie side by side in memory
+    int out_by_tma;
+    Sizes sizes[LINES];
+    u64 a[LINES], b[LINES], c[LINES], out[LINES];
+    float alpha[LINES], beta[LINES];
+};
+static_assert(sizeof(Sizes) == 56 && sizeof(Arguments) == 32 + 96 * LINES, "as lists.py packs them");
+
+constexpr int WARPS = 4;
+
+// A copy of a map that has the right box and swizzle, for another matrix.
+__device__ __forceinline__ void point(TensorMap* map, u64 address, u64 pitch_bytes, u32 columns, u32 rows) {
+    tensormap_replace_global_address(map, address);
+    tensormap_replace_global_dim<0>(map, columns);
+    tensormap_replace_global_dim<1>(map, rows);
+    tensormap_replace_global_stride<0>(map, pitch_bytes);
+}
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+    KERNEL(const __grid_constant__ TensorMap like_a, const __grid_constant__ TensorMap like_b,
+           const __grid_constant__ TensorMap like_out, const __grid_constant__ Arguments arguments) {
+    __shared__ alignas(128) TensorMap made[WARPS][ListMemory::MAPS];
+    griddepcontrol_launch_dependents();
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, line = blockIdx.x * WARPS + warp;
+    const bool mine = line < arguments.here;
+    TensorMap* maps = made[warp];
+    if (mine) {
+        const Sizes& sizes = arguments.sizes[line];
+        const TensorMap* like[ListMemory::MAPS] = {&like_a, &like_b, &like_out};
+#pragma unroll
+        for (int i = 0; i < ListMemory::MAPS; ++i)
+            reinterpret_cast<u32*>(&maps[i])[lane] = reinterpret_cast<const u32*>(like[i])[lane];
+        __syncwarp();
+        if (lane == 0) {
+            // Maps of nothing are not used, but stay well formed.
+            const u32 m = sizes.m, n = sizes.n, k = max(sizes.k, 1);
+            point(&maps[0], arguments.a[line], u64(sizes.a_pitch) * 16, arguments.a_turned ? m : k,
+                  arguments.a_turned ? k : m);
+            point(&maps[1], arguments.b[line], u64(sizes.b_pitch) * 16, arguments.b_turned ? n : k,
+                  arguments.b_turned ? k : n);
+        }
+    }
+    const u64 out = mine ? arguments.out[line] : 0, out_pitch = mine ? arguments.sizes[line].out_stride * 2 : 0;
+    const bool straight = arguments.out_by_tma && (out | out_pitch) % 16 == 0;
+    if (mine && straight && lane == 0)
+        point(&maps[2], out, out_pitch, arguments.sizes[line].n, arguments.sizes[line].m);
+    // The memory may be what an earlier kernel still works with.
+    griddepcontrol_wait();
+    if (!mine) return;
+    __syncwarp();
+    const ListMemory memory{arguments.memory, arguments.count};
+    const int which = arguments.first + line;
+#pragma unroll
+    for (int i = 0; i < ListMemory::MAPS; ++i) tensormap_cp_fenceproxy(&memory.maps(which)[i], &maps[i]);
+    if (lane == 0) {
+        const Sizes& sizes = arguments.sizes[line];
+        memory.table()[which] = {sizes.tile_end, sizes.m, sizes.n, (sizes.k + 63) / 64};
+        memory.endings()[which] = {reinterpret_cast<const void*>(arguments.c[line]),
+                                   reinterpret_cast<void*>(out),
+                                   sizes.c_row,
+                                   sizes.c_col,
+                                   sizes.out_stride,
+                                   arguments.alpha[line],
+                                   arguments.beta[line],
+                                   sizes.c_type,
+                                   straight};
+    }
+}

@@ -1,0 +1,28 @@
+// What dense products and groups of rows have in common: one result, and one map of each tensor, for all tiles.
+#pragma once
+#include "common/scheduler.cuh"
+
+struct PlaceInOne : Tile {
+    static constexpr __device__ int columns() { return SHAPE_N; }
+    static constexpr __device__ bool out_by_tma() { return true; }
+    static __device__ __forceinline__ void* out(const Arguments& arguments) { return arguments.out; }
+    static __device__ __forceinline__ long long out_stride(const Arguments& arguments) { return arguments.out_stride; }
+#if ELEMENT_BYTES == 2
+    static __device__ __forceinline__ float alpha(const Arguments& arguments) { return arguments.alpha; }
+    static constexpr __device__ bool adds_c() { return true; }
+    static __device__ __forceinline__ float beta(const Arguments& arguments) { return arguments.beta; }
+    static __device__ __forceinline__ const void* c(const Arguments& arguments) { return arguments.c; }
+    static __device__ __forceinline__ int c_type(const Arguments& arguments) { return arguments.c_type; }
+    static __device__ __forceinline__ long long c_at(const Arguments& arguments, int m, int n) {
+        return m * arguments.c_row + n * arguments.c_col;
+    }
+#endif
+};
+
+struct WorkInOne {
+    static constexpr bool OWN_MAPS = false;
+    template <class Place>
+    static __device__ __forceinline__ void enter(const Place&, const TensorMap*&, const TensorMap*&) {}
+    template <class Place>
+    static __device__ __forceinline__ void enter_out(const Place&, const TensorMap*&, bool) {}
+};

@@ -1,0 +1,93 @@
+// What a block works on, a list of products: each has its own sizes, matrices and factors. The kernel before this one
+// has made the table of their tiles and their tensor maps (list_memory.cuh); blocks take every so-manieth tile.
+#pragma once
+#include "sm90/list_memory.cuh"
+
+// A tile, and the product that it is of.
+struct Place : Tile {
+    int which;
+    Product product;
+    Ending ending;
+
+    __device__ __forceinline__ int rows(const Arguments&) const { return product.m; }
+    __device__ __forceinline__ int columns() const { return product.n; }
+    static constexpr __device__ int a_row(const Arguments&) { return 0; }
+    static constexpr __device__ int b_row(const Arguments&) { return 0; }
+    static constexpr __device__ int a_scale_row(const Arguments&) { return 0; }
+    static constexpr __device__ int b_scale_row() { return 0; }
+    static constexpr __device__ int b_whole_scale(const Arguments&) { return 0; }
+    static constexpr __device__ int out_row(const Arguments&) { return 0; }
+
+    __device__ __forceinline__ bool out_by_tma() const { return ending.straight; }
+    __device__ __forceinline__ void* out(const Arguments&) const { return ending.out; }
+    __device__ __forceinline__ long long out_stride(const Arguments&) const { return ending.out_stride; }
+    __device__ __forceinline__ float alpha(const Arguments&) const { return ending.alpha; }
+    // C of a product with a beta of 0 is not read: it may be anything.
+    __device__ __forceinline__ bool adds_c() const { return ending.beta != 0.0f; }
+    __device__ __forceinline__ float beta(const Arguments&) const { return ending.beta; }
+    __device__ __forceinline__ const void* c(const Arguments&) const { return ending.c; }
+    __device__ __forceinline__ int c_type(const Arguments&) const { return ending.c_type; }
+    __device__ __forceinline__ long long c_at(const Arguments&, int m, int n) const {
+        return m * ending.c_row + n * ending.c_col;
+    }
+};
+
+struct Work {
+    static_assert(SPLIT == 1 && !SWAP && ELEMENT_BYTES == 2, "what lists are made of");
+    static constexpr bool OWN_MAPS = true;
+    static constexpr int first_block = 0;
+    ListMemory memory;
+    Products products;
+    int tiles, share_rank;
+    mutable int which;  // the product of this thread's last tile
+
+    __device__ __forceinline__ Work(const Arguments& arguments)
+        : memory{arguments.list, arguments.list_count},
+          products{nullptr, arguments.list_count, TILE_ROWS * RIGHT_SHARE, TILE_COLS * LEFT_SHARE},
+          tiles(arguments.list_tiles),
+          share_rank(SHARE > 1 ? cluster_ctarank() % SHARE : 0),
+          which(0) {}
+
+    // By all threads; to be followed by a barrier.
+    __device__ __forceinline__ void prepare(void* free, int) {
+        Product* lines = reinterpret_cast<Product*>((reinterpret_cast<u64>(free) + 15) & ~u64(15));
+        products.table = lines;
+        griddepcontrol_wait();
+        for (int i = threadIdx.x; i < products.count; i += THREADS) lines[i] = memory.table()[i];
+    }
+    static __device__ __forceinline__ int end(const Place& tile) { return tile.product.k_blocks; }
+    // Asked by whole warps, who thereby agree on it.
+    static __device__ __forceinline__ int blocks(const Place& tile) { return uniform(tile.product.k_blocks); }
+    __device__ __forceinline__ int first() const { return blockIdx.x / CLUSTER; }
+    __device__ __forceinline__ int step() const { return gridDim.x / CLUSTER; }
+    __device__ __forceinline__ bool has(int index) const { return index < tiles; }
+    __device__ __forceinline__ Place tile(int index) const {
+        which = products.find(index, which);
+        const Tile pack = products.tile(index, which, BAND);
+        return {{pack.row * RIGHT_SHARE + (RIGHT_SHARE > 1 ? share_rank : 0),
+                 pack.col * LEFT_SHARE + (LEFT_SHARE > 1 ? share_rank : 0)},
+                which,
+                products.table[which],
+                memory.endings()[which]};
+    }
+    // A math group that has no row of the product's at all has nothing to multiply.
+    static __device__ __forceinline__ int waves(const Place& place, int math_group) {
+        return uniform(place.row * TILE_ROWS + math_group * GROUP_ROWS >= place.product.m ? 0 : WAVES);
+    }
+
+    // The maps of a tile's product. A thread that comes to another's makes sure that it sees what was written there,
+    // and not what the copy engine remembers of an earlier map in that place.
+    __device__ __forceinline__ void enter(const Place& tile, const TensorMap*& left, const TensorMap*& right) const {
+        const TensorMap* own = memory.maps(tile.which);
+        if (own == left) return;
+        left = own, right = own + 1;
+        fence_proxy_tensormap_acquire(left);
+        fence_proxy_tensormap_acquire(right);
+    }
+    __device__ __forceinline__ void enter_out(const Place& tile, const TensorMap*& out, bool stores) const {
+        const TensorMap* own = memory.maps(tile.which) + 2;
+        if (own == out) return;
+        out = own;
+        if (stores) fence_proxy_tensormap_acquire(out);
+    }
+};

@@ -1,0 +1,101 @@
+"""The scheduler of lists, compiled by the system's C++ compiler: every tile exactly once, whatever sizes and grid."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+KERNELS = Path(__file__).parents[3] / "src" / "omnigemm" / "kernels"
+SHIM = """
+#include "common/lists.cuh"
+extern "C" int find(const Product* table, int count, int index, int from) {
+    return Products{table, count, 1, 1}.find(index, from);
+}
+extern "C" void tile(const Product* table, int count, int down, int across, int index, int which, int band, int* out) {
+    const Tile one = Products{table, count, down, across}.tile(index, which, band);
+    out[0] = one.row, out[1] = one.col;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("no C++ compiler on this machine")
+    folder = tmp_path_factory.mktemp("lists")
+    (folder / "shim.cpp").write_text(SHIM)
+    target = folder / "shim.so"
+    command = [compiler, "-std=c++17", "-O1", "-fsanitize=undefined", "-fno-sanitize-recover", "-shared", "-fPIC"]
+    subprocess.run([*command, f"-I{KERNELS}", str(folder / "shim.cpp"), "-o", str(target)], check=True)
+    return ctypes.CDLL(str(target))
+
+
+Size = tuple[int, int]
+Found = tuple[int, int, int]  # product, tile row and column
+
+
+def walk(library: ctypes.CDLL, sizes: Sequence[Size], down: int, across: int, band: int, grid: int) -> list[Found]:
+    """All tiles in the order of a persistent grid: each block takes every grid-th one, from the product before on."""
+    lines, total = [], 0
+    for m, n in sizes:
+        total += -(-m // down) * -(-n // across)
+        lines += [total, m, n, 0]
+    room = (ctypes.c_int * (len(lines) + 4))()  # lines begin at multiples of 16 bytes
+    skip = -ctypes.addressof(room) % 16 // 4
+    table = ctypes.byref(room, 4 * skip)
+    room[skip : skip + len(lines)] = lines
+    count, out, seen = len(sizes), (ctypes.c_int * 2)(), []
+    for block in range(grid):
+        which = 0
+        for index in range(block, total, grid):
+            which = library.find(table, count, index, which)
+            library.tile(table, count, down, across, index, which, band, out)
+            seen.append((which, out[0], out[1]))
+    return seen
+
+
+def problems() -> list[tuple[list[Size], int, int, int, int]]:
+    edges = [
+        ([(1, 1)], 128, 256, 8, 132),
+        ([(128, 256), (129, 257), (127, 255)], 128, 256, 16, 132),
+        ([(8192, 8192)], 128, 128, 8, 132),
+        ([(64, 64)] * 1024, 64, 64, 8, 264),
+        ([(1, 5000), (5000, 1)] * 20, 256, 128, 8, 66),
+        ([(300, 300)] * 7, 64, 64, 1, 1),
+    ]
+    source = random.Random(0)
+
+    def some() -> list[Size]:
+        most = source.choice([1, 200, 4000])
+        return [(source.randint(1, most), source.randint(1, most)) for _ in range(source.randint(1, 60))]
+
+    tiles = [(64, 64), (128, 192), (128, 256), (256, 256), (512, 128)]
+    return edges + [
+        (some(), *source.choice(tiles), source.choice([1, 8, 16]), source.choice([1, 66, 132])) for _ in range(40)
+    ]
+
+
+@pytest.mark.parametrize(("sizes", "down", "across", "band", "grid"), problems())
+def test_every_tile_exactly_once(
+    library: ctypes.CDLL, sizes: list[Size], down: int, across: int, band: int, grid: int
+) -> None:
+    wanted = [
+        (which, row, col)
+        for which, (m, n) in enumerate(sizes)
+        for row in range(-(-m // down))
+        for col in range(-(-n // across))
+    ]
+    assert sorted(walk(library, sizes, down, across, band, grid)) == wanted
+
+
+def test_a_product_after_the_other(library: ctypes.CDLL) -> None:
+    """Blocks that run together share operands in L2, and the longest tiles, which the host puts first, begin first."""
+    seen = walk(library, [(300, 700), (5, 9), (1000, 1000)], 128, 128, 8, 1)
+    assert [one[0] for one in seen] == sorted(one[0] for one in seen)
