@@ -58,7 +58,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
         }
     }
     const u64 out = mine ? arguments.out[line] : 0, out_pitch = mine ? arguments.sizes[line].out_stride * 2 : 0;
-    const bool straight = arguments.out_by_tma && (out | out_pitch) % 16 == 0;
+    // At a row's end the copy engine writes whole 16 bytes.
+    const bool straight =
+        arguments.out_by_tma && (out | out_pitch | u64(mine ? arguments.sizes[line].n * 2 : 0)) % 16 == 0;
     if (mine && straight && lane == 0)
         point(&maps[2], out, out_pitch, arguments.sizes[line].n, arguments.sizes[line].m);
     // The memory may be what an earlier kernel still works with.
