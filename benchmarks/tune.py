@@ -255,7 +255,7 @@ def shapes_at_random(kinds: Sequence[str], count: int) -> Iterator[tuple[str, in
     dice = random.Random(1)
     for i in range(count):
         m = round(2 ** dice.uniform(0, 13))
-        n, k = (8 * round(2 ** dice.uniform(6, 11.5)) for _ in range(2))
+        n, k = (16 * round(2 ** dice.uniform(5, 10.5)) for _ in range(2))
         yield kinds[i % len(kinds)], m, n, k
 
 
