@@ -15,6 +15,8 @@ import contextlib
 import importlib
 import importlib.metadata
 import itertools
+import math
+import os
 import re
 import statistics
 import subprocess
@@ -32,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WEIGHTS = ((576, 7168), (2112, 7168), (4096, 7168), (7168, 2048), (7168, 16384), (24576, 1536), (32768, 512))
 ROWS = (1, 16, 64, 128, 4096)
 FEW = 128
-TESTS_AT_ONCE = 4
+TESTS_AT_ONCE = 6
 SHAPES = (*((m, n, k) for n, k in WEIGHTS for m in ROWS), (8192, 8192, 8192))
 GRANULARITIES = {"fp8_block": "128x128", "fp8_token": "token", "fp8_tensor": "tensor"}
 # Of dense models of 8 and 70 billion parameters.
@@ -65,8 +67,13 @@ def run_file(path: Path) -> dict[str, int]:
     """How many tests passed and so on; what failed is printed."""
     # The project's own options are set aside: they leave out the line that counts.
     options = ["-p", "no:cacheprovider", "-o", "addopts=", "--import-mode=importlib", "--tb=short", "-q"]
+    threads = max(1, (os.cpu_count() or 1) // TESTS_AT_ONCE)  # what they compare with is computed on the processor
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, str(path)], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-m", "pytest", *options, str(path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": str(threads)},
     )
     last = next((line for line in reversed(run.stdout.splitlines()) if " in " in line), "")
     counts = {word.rstrip("s"): int(n) for n, word in re.findall(r"(\d+) (passed|failed|skipped|errors?)\b", last)}
@@ -224,6 +231,12 @@ def compile_all(ops: Sequence[str]) -> float:
     for (m, n, k), constant in itertools.product(INT8_SHAPES, (False, True)):
         with omnigemm.settings(constant_weights=constant):
             specs.update(backend.specs(describe("int8_gemm", m=m, n=n, k=k), gpu.of(0)))
+    import gemm
+
+    for name, constant in itertools.product(("bf16", "fp16"), (False, True)):
+        for m, n, k in gemm.SHAPES[f"gemm_{name}"]:
+            with omnigemm.settings(constant_weights=constant):
+                specs.update(backend.specs(describe("gemm", m=m, n=n, k=k, dtype=name, b_layout="col"), gpu.of(0)))
     return round(max(one.seconds for one in jit.warm(specs)), 2)
 
 
@@ -260,6 +273,8 @@ def main(
     out: Annotated[Path, typer.Option(help="Folder of the record.")] = ROOT / "benchmarks" / "records",
     op: Annotated[list[str] | None, typer.Option(help="Operation; repeat for several. Default: all.")] = None,
     rows_only: Annotated[bool, typer.Option(help="Measure without running the tests; writes no record.")] = False,
+    deep_gemm_groups: Annotated[bool, typer.Option(help="DeepGEMM for groups too: ten seconds for each shape.")] = True,
+    seconds: Annotated[float, typer.Option(help="Begin no further groups of rows after so long.")] = math.inf,
 ) -> None:
     """Test and measure the GPU kernels on this machine."""
     import torch
@@ -274,12 +289,27 @@ def main(
 
     import quant
 
+    start = time.perf_counter()
     ops = op or list(GRANULARITIES)
     tests = None if rows_only else run_tests()
-    print("longest compilation, s:", compile_all(ops), flush=True)
+    print(f"{time.perf_counter() - start:.0f} s; longest compilation, s:", compile_all(ops), flush=True)
     host = host_us()
     print("host time of a warm call, us:", host, flush=True)
     rows = []
+
+    def save() -> None:
+        if tests is None:
+            return
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        method = f"{graph.METHOD}; our own kernels with weights stated to be constant. gemm: {gemm.METHOD}. "
+        method += f"Quantisers: {quant.METHOD}. Groups: {groups.METHOD}"
+        made = record.new(rows, method, record.cuda_source_hash())
+        made["gpu"] = torch.cuda.get_device_name(0)
+        made["driver"] = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
+        made["tests"] = tests
+        made["host_us"] = host
+        record.write(out / record.file_name(made["gpu"]), made)
+
     for shape in track(SHAPES, "measuring"):
         for row in measure(*shape, ops):
             rows.append(row)
@@ -294,18 +324,12 @@ def main(
         print("\n".join(gemm.summary([row for row in rows if "ratio" in row])), flush=True)
         host |= {f"quantisers: {name}": us for name, us in quant.host_us().items()}
         rows += quant.rows("")
-        rows += groups.rows(deep_gemm=deep_gemm_name())
-    if tests is None:
-        return
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    method = f"{graph.METHOD}; our own kernels with weights stated to be constant. gemm: {gemm.METHOD}. "
-    method += f"Quantisers: {quant.METHOD}. Groups: {groups.METHOD}"
-    made = record.new(rows, method, record.cuda_source_hash())
-    made["gpu"] = torch.cuda.get_device_name(0)
-    made["driver"] = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
-    made["tests"] = tests
-    made["host_us"] = host
-    record.write(out / record.file_name(made["gpu"]), made)
+        save()  # what follows takes half of the GPU's memory
+        for row in groups.rows(deep_gemm=deep_gemm_name() if deep_gemm_groups else ""):
+            rows.append(row)
+            if time.perf_counter() - start > seconds:
+                break
+    save()
 
 
 if __name__ == "__main__":
