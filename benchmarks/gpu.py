@@ -18,7 +18,6 @@ import itertools
 import math
 import os
 import re
-import statistics
 import subprocess
 import sys
 import time
@@ -241,11 +240,11 @@ def compile_all(ops: Sequence[str]) -> float:
 
 
 def host_us() -> dict[str, float]:
-    """Host time of warm eager calls: many without waiting, the median of some batches; contenders in turns, for the
-    processor's speed changes from second to second."""
+    """Of warm eager calls, beside torch's own."""
     import torch
 
     import omnigemm
+    from omnigemm.bench import host
 
     block, token = Products("fp8_block", 16, 576, 7168), Products("fp8_token", 16, 576, 7168)
     weight, wide, wide_weight = block.weights[0], block.a.bfloat16(), block.weights[0].bfloat16().t()
@@ -256,17 +255,7 @@ def host_us() -> dict[str, float]:
         "torch._scaled_mm, per token": lambda: token.torchs(token.weights[0]),
         "torch.mm, out=": lambda: torch.mm(wide, wide_weight, out=sums),
     }
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(16):
-        for name, call in calls.items():
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            for _ in range(300):
-                call()
-            taken = (time.perf_counter() - start) / 300 * 1e6
-            if turn:  # the first one warms up
-                times[name].append(taken)
-    return {name: round(statistics.median(taken), 2) for name, taken in times.items()}
+    return host.in_turns(calls)
 
 
 def main(
