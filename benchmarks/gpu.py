@@ -5,7 +5,8 @@
 
 Weights are stated to be constant, as they are in a model (`omnigemm.settings(constant_weights=True)`): `us` of a row is
 that. With few rows, `us_any_weights` is the time without that statement. Peers are torch's own products and, where it
-can be imported, deep_gemm. The blas backend's rows come from benchmarks/blas.py.
+can be imported, deep_gemm. The rows of gemm come from benchmarks/gemm.py, the quantisers' from benchmarks/quant.py,
+those of groups from benchmarks/groups.py.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import contextlib
 import importlib
 import importlib.metadata
 import itertools
+import math
+import os
 import re
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,8 +33,16 @@ ROOT = Path(__file__).resolve().parents[1]
 WEIGHTS = ((576, 7168), (2112, 7168), (4096, 7168), (7168, 2048), (7168, 16384), (24576, 1536), (32768, 512))
 ROWS = (1, 16, 64, 128, 4096)
 FEW = 128
+TESTS_AT_ONCE = 6
 SHAPES = (*((m, n, k) for n, k in WEIGHTS for m in ROWS), (8192, 8192, 8192))
 GRANULARITIES = {"fp8_block": "128x128", "fp8_token": "token", "fp8_tensor": "tensor"}
+# Of dense models of 8 and 70 billion parameters.
+INT8_WEIGHTS = ((6144, 4096), (28672, 4096), (4096, 14336), (10240, 8192), (57344, 8192))
+INT8_SHAPES = (
+    *((m, n, k) for n, k in INT8_WEIGHTS for m in (1, 16, 32, 64, 128, 1024, 4096)),
+    (8192, 8192, 8192),
+    (8192, 8192, 28672),
+)
 
 
 def floor_us(m: int, n: int, k: int) -> float:
@@ -40,17 +51,36 @@ def floor_us(m: int, n: int, k: int) -> float:
 
 
 def run_tests() -> dict[str, int]:
+    """Each file in a process of its own, some at a time: most of the time goes into compiling."""
+    files = sorted((ROOT / "tests" / "gpu").glob("test_*.py"))
+    with ThreadPoolExecutor(TESTS_AT_ONCE) as pool:
+        counts = list(pool.map(run_file, files))
+    total = {word: sum(one.get(word, 0) for one in counts) for word in ("passed", "failed", "skipped")}
+    print(total, flush=True)
+    if not all(one.get("passed") and not one.get("failed") and not one.get("error") for one in counts):
+        sys.exit("benchmarks/gpu.py: the GPU tests fail; no record is written")
+    return total
+
+
+def run_file(path: Path) -> dict[str, int]:
+    """How many tests passed and so on; what failed is printed."""
     # The project's own options are set aside: they leave out the line that counts.
     options = ["-p", "no:cacheprovider", "-o", "addopts=", "--import-mode=importlib", "--tb=short", "-q"]
-    command = [sys.executable, "-m", "pytest", *options, "tests/gpu"]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    last = next((line for line in reversed(run.stdout.splitlines()) if " in " in line and "passed" in line), "")
-    counts = {word: int(n) for n, word in re.findall(r"(\d+) (passed|failed|skipped)", last)}
-    print(last, flush=True)
-    if run.returncode != 0 or not counts.get("passed"):
-        print(run.stdout[-9000:])
-        sys.exit("benchmarks/gpu.py: the GPU tests fail; no record is written")
-    return {word: counts.get(word, 0) for word in ("passed", "failed", "skipped")}
+    threads = max(1, (os.cpu_count() or 1) // TESTS_AT_ONCE)  # what they compare with is computed on the processor
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, str(path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+    )
+    last = next((line for line in reversed(run.stdout.splitlines()) if " in " in line), "")
+    counts = {word.rstrip("s"): int(n) for n, word in re.findall(r"(\d+) (passed|failed|skipped|errors?)\b", last)}
+    print(path.name, last, flush=True)
+    if run.returncode != 0:
+        counts["error"] = counts.get("error", 0) + 1
+        print(run.stdout[-4000:], run.stderr[-1000:], flush=True)
+    return counts
 
 
 class Products:
@@ -153,6 +183,39 @@ def measure(m: int, n: int, k: int, ops: Sequence[str]) -> Iterator[dict[str, An
         }
 
 
+def measure_int8(m: int, n: int, k: int) -> dict[str, Any]:
+    """cuBLASLt's product has neither scales nor a 16-bit result, and does not take 16 rows or fewer."""
+    import torch
+
+    import omnigemm
+    from omnigemm.bench import graph
+
+    a = torch.randint(-128, 128, (m, k), dtype=torch.int8, device="cuda")
+    weights = [
+        torch.randint(-128, 128, (n, k), dtype=torch.int8, device="cuda") for _ in range(graph.copies_needed(n * k))
+    ]
+    a_scale, b_scale = torch.rand(m, device="cuda"), torch.rand(n, device="cuda")
+    out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+
+    def ours(weight: Any) -> None:
+        omnigemm.int8_gemm(a, weight, a_scale, b_scale, out=out)
+
+    with omnigemm.settings(constant_weights=True):
+        times = {"us": round(graph.microseconds(ours, weights), 2)}
+        plan = omnigemm.plan("int8_gemm", m=m, n=n, k=k, device="cuda")
+    if m <= FEW:
+        times["us_any_weights"] = round(graph.microseconds(ours, weights), 2)
+    raw = timed(lambda weight: torch._int_mm(a, weight.t()), weights)
+    return {
+        "op": "int8",
+        "shape": f"{m}x{n}x{k}",
+        **times,
+        "floor_us": round(floor_us(m, n, k), 2),
+        "peers": {} if raw is None else {"torch._int_mm (cuBLASLt), raw s32 out, no scales": raw},
+        "config": {"kernel": plan.kernel, **plan.config},
+    }
+
+
 def compile_all(ops: Sequence[str]) -> float:
     """Compile what will be measured, side by side; the longest time that one took, in seconds."""
     import omnigemm
@@ -164,31 +227,43 @@ def compile_all(ops: Sequence[str]) -> float:
     for (m, n, k), op, constant in itertools.product(SHAPES, ops, (False, True)):
         with omnigemm.settings(constant_weights=constant):
             specs.update(backend.specs(describe("fp8_gemm", m=m, n=n, k=k, granularity=GRANULARITIES[op]), gpu.of(0)))
+    for (m, n, k), constant in itertools.product(INT8_SHAPES, (False, True)):
+        with omnigemm.settings(constant_weights=constant):
+            specs.update(backend.specs(describe("int8_gemm", m=m, n=n, k=k), gpu.of(0)))
+    import gemm
+
+    for name, constant in itertools.product(("bf16", "fp16"), (False, True)):
+        for m, n, k in gemm.SHAPES[f"gemm_{name}"]:
+            with omnigemm.settings(constant_weights=constant):
+                specs.update(backend.specs(describe("gemm", m=m, n=n, k=k, dtype=name, b_layout="col"), gpu.of(0)))
     return round(max(one.seconds for one in jit.warm(specs)), 2)
 
 
-def host_us(with_out: bool) -> float:
-    """Host time of a warm eager call: many calls without waiting, the median of some batches."""
+def host_us() -> dict[str, float]:
+    """Of warm eager calls, beside torch's own."""
     import torch
 
     import omnigemm
+    from omnigemm.bench import host
 
-    products = Products("fp8_block", 16, 576, 7168)
-    weight, out = products.weights[0], products.out if with_out else None
-    times = []
-    for _ in range(15):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(400):
-            omnigemm.fp8_gemm(products.a, weight, products.a_scale, products.b_scale, out=out)
-        times.append((time.perf_counter() - start) / 400 * 1e6)
-    return round(statistics.median(times), 2)
+    block, token = Products("fp8_block", 16, 576, 7168), Products("fp8_token", 16, 576, 7168)
+    weight, wide, wide_weight = block.weights[0], block.a.bfloat16(), block.weights[0].bfloat16().t()
+    sums = torch.empty_like(block.out)
+    calls: dict[str, Callable[[], object]] = {
+        "with out=": lambda: omnigemm.fp8_gemm(block.a, weight, block.a_scale, block.b_scale, out=block.out),
+        "allocating": lambda: omnigemm.fp8_gemm(block.a, weight, block.a_scale, block.b_scale),
+        "torch._scaled_mm, per token": lambda: token.torchs(token.weights[0]),
+        "torch.mm, out=": lambda: torch.mm(wide, wide_weight, out=sums),
+    }
+    return host.in_turns(calls)
 
 
 def main(
     out: Annotated[Path, typer.Option(help="Folder of the record.")] = ROOT / "benchmarks" / "records",
     op: Annotated[list[str] | None, typer.Option(help="Operation; repeat for several. Default: all.")] = None,
     rows_only: Annotated[bool, typer.Option(help="Measure without running the tests; writes no record.")] = False,
+    deep_gemm_groups: Annotated[bool, typer.Option(help="DeepGEMM for groups too: ten seconds for each shape.")] = True,
+    seconds: Annotated[float, typer.Option(help="Begin no further groups of rows after so long.")] = math.inf,
 ) -> None:
     """Test and measure the GPU kernels on this machine."""
     import torch
@@ -198,33 +273,52 @@ def main(
 
     if not torch.cuda.is_available():
         sys.exit("benchmarks/gpu.py: there is no NVIDIA GPU on this machine")
-    import blas
+    import gemm
+    import groups
 
+    import quant
+
+    start = time.perf_counter()
     ops = op or list(GRANULARITIES)
     tests = None if rows_only else run_tests()
-    print("longest compilation, s:", compile_all(ops), flush=True)
-    host = {"with out=": host_us(True), "allocating": host_us(False)}
+    print(f"{time.perf_counter() - start:.0f} s; longest compilation, s:", compile_all(ops), flush=True)
+    host = host_us()
     print("host time of a warm call, us:", host, flush=True)
     rows = []
+
+    def save() -> None:
+        if tests is None:
+            return
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        method = f"{graph.METHOD}; our own kernels with weights stated to be constant. gemm: {gemm.METHOD}. "
+        method += f"Quantisers: {quant.METHOD}. Groups: {groups.METHOD}"
+        made = record.new(rows, method, record.cuda_source_hash())
+        made["gpu"] = torch.cuda.get_device_name(0)
+        made["driver"] = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
+        made["tests"] = tests
+        made["host_us"] = host
+        record.write(out / record.file_name(made["gpu"]), made)
+
     for shape in track(SHAPES, "measuring"):
         for row in measure(*shape, ops):
             rows.append(row)
             print(row["op"], row["shape"], row["us"], row["floor_us"], row["peers"], flush=True)
     rows.sort(key=lambda row: ops.index(row["op"]))
     if op is None:
-        host |= {f"blas: {name}": us for name, us in blas.host_us().items()}
-        rows += blas.measure(None)
-        print("\n".join(blas.summary(rows[len(SHAPES) * len(ops) :])), flush=True)
-    if tests is None:
-        return
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    method = f"{graph.METHOD}; our own kernels with weights stated to be constant. The blas backend: {blas.METHOD}"
-    made = record.new(rows, method, record.cuda_source_hash())
-    made["gpu"] = torch.cuda.get_device_name(0)
-    made["driver"] = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
-    made["tests"] = tests
-    made["host_us"] = host
-    record.write(out / record.file_name(made["gpu"]), made)
+        for shape in track(INT8_SHAPES, "measuring int8"):
+            rows.append(measure_int8(*shape))
+            print("int8", rows[-1]["shape"], rows[-1]["us"], rows[-1]["floor_us"], rows[-1]["peers"], flush=True)
+        host |= {f"gemm: {name}": us for name, us in gemm.host_us().items()}
+        rows += gemm.measure(None)
+        print("\n".join(gemm.summary([row for row in rows if "ratio" in row])), flush=True)
+        host |= {f"quantisers: {name}": us for name, us in quant.host_us().items()}
+        rows += quant.rows("")
+        save()  # what follows takes half of the GPU's memory
+        for row in groups.rows(deep_gemm=deep_gemm_name() if deep_gemm_groups else ""):
+            rows.append(row)
+            if time.perf_counter() - start > seconds:
+                break
+    save()
 
 
 if __name__ == "__main__":

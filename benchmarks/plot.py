@@ -28,6 +28,13 @@ TITLES = {
     "fp8_block": f"fp8_gemm, block scales 1{TIMES}128 {TIMES} 128{TIMES}128",
     "fp8_token": "fp8_gemm, scales per token",
     "fp8_tensor": "fp8_gemm, scales per tensor",
+    "int8": "int8_gemm, scales per token",
+    "gemm_bf16": "gemm, bf16",
+    "gemm_fp16": "gemm, fp16",
+    "grouped_contiguous_bf16": "grouped_gemm_contiguous, bf16",
+    "grouped_contiguous_fp8_block": "grouped_gemm_contiguous, fp8 with block scales",
+    "grouped_contiguous_fp8_token": "grouped_gemm_contiguous, fp8 with scales per token",
+    "grouped_masked_fp8_block": "grouped_gemm_masked, fp8 with block scales",
 }
 # What a peer whose name has this word does differently.
 NOTES = {
@@ -37,7 +44,7 @@ NOTES = {
 FEW_ROWS = 128  # the upper panel's largest M
 
 WIDTH, PAD = 1000, 28
-COLUMN_NK, COLUMN_M, COLUMN_US = 128, 182, 262  # right edges of the columns of words
+COLUMN_NK, COLUMN_M, COLUMN_US = 122, 190, 262  # right edges of the columns of words
 LEFT, RIGHT = 280, WIDTH - PAD - 8  # of the plot
 ROW, BAR = 20, 12
 COLOURS = ("#d55e00", "#333333", "#009e73", "#aa3377")  # of peers: apart for all kinds of colour vision
@@ -58,14 +65,23 @@ text { font: 13px Helvetica, Arial, "Liberation Sans", sans-serif; fill: #1f2933
 
 
 class Point(NamedTuple):
-    """A row of the record."""
+    """A row of the record. With groups, M is the mean of their rows."""
 
+    groups: int
     m: int
     n: int
     k: int
     us: float
     floor: float
     peers: Mapping[str, float]
+
+    @property
+    def label(self) -> str:
+        return f"{self.groups} {TIMES} {self.m}" if self.groups else str(self.m)
+
+    @property
+    def shape(self) -> str:
+        return (f"G{self.groups}x" if self.groups else "") + f"{self.m}x{self.n}x{self.k}"
 
     @property
     def ratios(self) -> list[float]:
@@ -161,18 +177,17 @@ def panel(y: float, heading: str, points: Sequence[Point], peers: Mapping[str, i
         words.append(text(COLUMN_NK, at + 14.5, f"{n} {TIMES} {k}", "strong", "end"))
         for point in members:
             middle = at + ROW / 2
-            words.append(text(COLUMN_M, at + 14.5, str(point.m), "", "end"))
+            words.append(text(COLUMN_M, at + 14.5, point.label, "", "end"))
             words.append(text(COLUMN_US, at + 14.5, f"{point.us:.2f}", "", "end"))
-            shape = f"{point.m}x{n}x{k}"
             start, end = sorted((scale.x(1.0), scale.x(point.us / point.floor)))
-            tip = f"<title>{escape(_tip(shape, 'omnigemm', point.us, point.floor))}</title>"
+            tip = f"<title>{escape(_tip(point.shape, 'omnigemm', point.us, point.floor))}</title>"
             bars.append(rect(start, middle - BAR / 2, max(1.0, end - start), BAR, "ours", tip))
             places = {name: scale.x(us / point.floor) for name, us in point.peers.items()}
             for name, x in places.items():
                 # Marks that would hide each other move apart, up and down.
                 near = sorted(peers[other] for other, place in places.items() if abs(place - x) < 9)
                 shift = 8.0 * (near.index(peers[name]) - (len(near) - 1) / 2)
-                tip = _tip(shape, name, point.peers[name], point.floor)
+                tip = _tip(point.shape, name, point.peers[name], point.floor)
                 marks.append(mark(x, middle + shift, peers[name], tip))
             at += ROW
     axis = [line(scale.x(tick), top, bottom, "grid") for tick in scale.ticks]
@@ -244,14 +259,12 @@ def point_of(row: Mapping[str, Any]) -> Point:
 
     where = f"{row['op']} {row['shape']}"
     size = Size.parse(str(row["shape"]))
-    if size.groups:
-        raise ValueError(f"{where}: grouped shapes are not drawn")
     if not isinstance(row["peers"], dict):
         raise ValueError(f"{where}: peers is {row['peers']!r}, expected names with microseconds")
     for name, us in (("us", row["us"]), ("floor_us", row["floor_us"]), *row["peers"].items()):
         if not isinstance(us, (int, float)) or not 0 < us < math.inf:
             raise ValueError(f"{where}: {name} is {us!r}, expected microseconds above 0")
-    return Point(size.m, size.n, size.k, row["us"], row["floor_us"], row["peers"])
+    return Point(size.groups, size.m, size.n, size.k, row["us"], row["floor_us"], row["peers"])
 
 
 def figures(path: Path, ops: Sequence[str] | None = None) -> dict[str, str]:
@@ -260,8 +273,9 @@ def figures(path: Path, ops: Sequence[str] | None = None) -> dict[str, str]:
 
     try:
         record = read(path)
-        # The blas backend's rows would show that a library is as fast as itself.
-        rows = [row for row in record["rows"] if (row.get("config") or {}).get("backend") != "blas"]
+        # Without a floor there is nothing to draw a bar over.
+        rows = [row for row in record["rows"] if row["op"] in TITLES or row.get("floor_us") is not None]
+        rows = [row for row in rows if (row.get("config") or {}).get("backend") != "quant"]  # no products
         found = list(dict.fromkeys(str(row["op"]) for row in rows))
         words = {"gpu": record["gpu"], "versions.torch": record["versions"].get("torch"), "method": record["method"]}
     except (AttributeError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -287,7 +301,7 @@ def figures(path: Path, ops: Sequence[str] | None = None) -> dict[str, str]:
         for name in points[op][-1].peers:
             peers.setdefault(name, len(peers))
     return {
-        f"{path.stem}-{op}.svg": figure(record, op, sorted(points[op], key=lambda p: (p.n, p.k, p.m)), peers)
+        f"{path.stem}-{op}.svg": figure(record, op, sorted(points[op], key=lambda p: (p.n, p.k, p.groups, p.m)), peers)
         for op in ops or found
     }
 

@@ -23,7 +23,7 @@ from .ops import (
     int4_gemm,
     int8_gemm,
 )
-from .quant import Int4Weight, quantize_fp8, quantize_int4, quantize_int8
+from .quant import Int4Weight, quantize_fp8, quantize_int4, quantize_int8, rms_norm_quantize, swiglu_quantize
 
 __version__ = "0.1.0"
 
@@ -52,5 +52,7 @@ __all__ = [
     "quantize_fp8",
     "quantize_int4",
     "quantize_int8",
+    "rms_norm_quantize",
     "settings",
+    "swiglu_quantize",
 ]

@@ -106,6 +106,17 @@ def test_chosen_operation_and_stale_record(tmp_path: Path) -> None:
     assert "Stale: kernels changed" in texts(path)
 
 
+def test_groups_have_their_number(tmp_path: Path) -> None:
+    record = small_record()
+    record["rows"] += [row("grouped_masked_fp8_block", "G32x20x64x128", 3.0, first=4.0), row("other", "1x2x3", 2.5)]
+    record["rows"].append({**row("eager (lists)", "G2x1x2x3", 1.0), "floor_us": None})  # no floor: not drawn
+    assert plot(tmp_path, record).exit_code == 0
+    path = tmp_path / "figures" / "some-gpu-grouped_masked_fp8_block.svg"
+    assert {"32 × 20", "3.00"} <= set(texts(path))  # noqa: RUF001
+    assert "G32x20x64x128, first: 4.00 us, 2.00 times the floor of 2.00 us" in texts(path, "title")
+    assert len(list((tmp_path / "figures").iterdir())) == 4
+
+
 def without(name: str) -> dict[str, Any]:
     record = small_record()
     for holder in (record, record["rows"][1]):
@@ -133,7 +144,6 @@ def with_row(**words: Any) -> dict[str, Any]:
         (with_row(peers={"torch": "fast"}), [], "fp8_block 1x576x7168: torch is 'fast', expected microseconds"),
         (with_row(peers=None), [], "peers is None, expected names"),
         (with_row(shape="1x2"), [], "shape is '1x2', expected MxNxK"),
-        (with_row(shape="G2x1x2x3"), [], "grouped shapes are not drawn"),
         (with_row(op="../up"), [], "op is '../up'"),
         ([1], [], "not a record"),
         ("{", [], "not a record"),

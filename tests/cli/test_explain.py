@@ -5,7 +5,7 @@ import json
 import pytest
 
 import omnigemm
-from omnigemm.backends.cuda import fp8
+from omnigemm.backends.cuda import dense
 from omnigemm.backends.cuda.gpu import KNOWN
 from omnigemm.core.problem import describe
 
@@ -67,7 +67,7 @@ def test_unknown_backend(run):
 @pytest.mark.parametrize("rows", [1, 64, 4096])
 def test_gpu_that_is_not_here(run, rows):
     words = ("explain", "fp8_gemm", str(rows), "4096", "7168", "--gpu", "h200")
-    names = [one.name for one in fp8.kernels(describe("fp8_gemm", m=rows, n=4096, k=7168), KNOWN["h200"])]
+    names = [one.name for one in dense.kernels(describe("fp8_gemm", m=rows, n=4096, k=7168), KNOWN["h200"])]
     found = run(*words, "--json")
     assert found.code == 0
     assert found.json["gpu"] == str(KNOWN["h200"])
@@ -92,9 +92,9 @@ def test_gpu_runs_a_product_of_nothing(run):
 
 
 def test_gpu_has_no_kernel_for_it(run):
-    result = run("explain", "int8_gemm", "8", "8", "16", "--gpu", "h200")
+    result = run("explain", "int4_gemm", "8", "8", "128", "--gpu", "h200")
     assert result.code == 1
-    assert "kernels for fp8_gemm so far" in result.out
+    assert "kernels for fp8_gemm, int8_gemm, gemm, grouped_gemm_contiguous, grouped_gemm_masked so far" in result.out
     assert "Nothing can run it there" in result.out
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from omnigemm.backends.cuda import CudaBackend, fp8, jit
+from omnigemm.backends.cuda import CudaBackend, dense, jit
 from omnigemm.backends.cuda.gpu import KNOWN
 from omnigemm.backends.cuda.jit import cache, compiler, nvrtc, store
 from omnigemm.cli import target
@@ -230,13 +230,13 @@ def test_operation_without_kernels(run):
 
 @needs_nvrtc
 def test_failed_compile(run, monkeypatch):
-    right = fp8.spec
+    right = dense.spec
 
     def wrong(config: object, variant: object) -> jit.KernelSpec:
         spec = right(config, variant)
         return jit.KernelSpec(spec.name, "this is [not] CUDA", spec.arch) if "rows_128" in spec.name else spec
 
-    monkeypatch.setattr(fp8, "spec", wrong)
+    monkeypatch.setattr(dense, "spec", wrong)
     result = run(*TINY, "--json")
     assert (result.code, result.json["ok"]) == (1, False)
     good, bad = sorted(result.json["kernels"], key=lambda one: not one["ok"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from omnigemm.backends.cuda import fp8, gpu, sm90
+from omnigemm.backends.cuda import dense, gpu, sm90
 from omnigemm.core.problem import Problem
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -105,7 +105,7 @@ def run(config: sm90.Config, made: Problem) -> None:
     given = operands(made)
     # Rows of the frame begin at multiples of 16 bytes whatever N is, so that the kernel itself writes into it.
     frame = torch.full((made.m + 2, -(-made.n // 8) * 8 + 8), float("nan"), device="cuda", dtype=_OUTS[made.out_dtype])
-    launch = fp8.Launch(made, config, 0, gpu.of(0).multiprocessors)
+    launch = dense.Launch(made, config, 0, gpu.of(0).multiprocessors)
     assert launch._loaded.local_bytes == 0, "registers are spilled"
     launch(frame[1:-1, : made.n], *given)
     close(frame[1:-1, : made.n], given)
@@ -115,4 +115,4 @@ def run(config: sm90.Config, made: Problem) -> None:
 
 
 def fits(config: sm90.Config, made: Problem) -> bool:
-    return fp8.variant_of(made).fault(config) is None
+    return dense.variant_of(made).fault(config) is None

@@ -37,10 +37,10 @@ def test_the_library_is_torchs_own() -> None:
     before = set(loaded(VENDORS["nvidia"].libraries))
     answer = blas().available()
     assert answer, answer.reason
-    found = omnigemm.explain("gemm", m=16, n=576, k=7168, device="cuda")
+    found = omnigemm.explain("gemm", m=16, n=576, k=7168, device="cuda", backend="blas")
     assert found.chosen is not None
     assert (found.chosen.backend, found.chosen.kernel) == ("blas", "nvidia")
-    omnigemm.gemm(random(8, 8), random(8, 8))
+    omnigemm.gemm(random(8, 8), random(8, 8), backend="blas")
     assert set(loaded(VENDORS["nvidia"].libraries)) == before
     assert len(before) == 1
     assert next(iter(before)) in answer.reason
@@ -118,7 +118,7 @@ def test_wide_results(dtype: torch.dtype) -> None:
             want = exact(a, b, c, 2.0, 3.0)
             assert float((result.double() - want).norm() / want.norm()) < 1e-6  # nothing was rounded to 16 bits
     with pytest.raises(omnigemm.UnsupportedError, match="no fp16 result of bf16"):
-        omnigemm.gemm(random(2, 2), random(2, 2), out_dtype=torch.float16)
+        omnigemm.gemm(random(2, 2), random(2, 2), out_dtype=torch.float16, backend="blas")
 
 
 def test_tf32_is_as_torch_has_it() -> None:

@@ -259,10 +259,10 @@ def test_rows_of_one_tensor(grouped_calls: list[Any], dtype: torch.dtype) -> Non
     groups, n, k, ends = 4, 136, 512, [33, 33, 80, 97]
     b, a, out = random(groups, n, k, dtype=dtype), random(100, k, dtype=dtype), poisoned(100, n, dtype=dtype)
     ends_there = torch.tensor(ends, dtype=torch.int32, device="cuda")
-    omnigemm.grouped_gemm_contiguous(a, b, ends_there, out=out)
+    omnigemm.grouped_gemm_contiguous(a, b, ends_there, out=out, backend="blas")
     slabs, masked = random(groups, 40, k, dtype=dtype), poisoned(groups, 40, n, dtype=dtype)
     counts = torch.tensor([40, 0, 1, 17], dtype=torch.int32, device="cuda")
-    omnigemm.grouped_gemm_masked(slabs, b, counts, out=masked)
+    omnigemm.grouped_gemm_masked(slabs, b, counts, out=masked, backend="blas")
     for group, count in enumerate(counts.tolist()):
         rows = slice(ends[group - 1] if group else 0, ends[group])
         close(out[rows], a[rows], b[group].t())
@@ -273,4 +273,4 @@ def test_rows_of_one_tensor(grouped_calls: list[Any], dtype: torch.dtype) -> Non
     graph = torch.cuda.CUDAGraph()
     with pytest.raises(omnigemm.DeviceError, match="ends is on the device and must be read by the host"):  # noqa: SIM117
         with torch.cuda.graph(graph):
-            omnigemm.grouped_gemm_contiguous(a, b, ends_there, out=out)
+            omnigemm.grouped_gemm_contiguous(a, b, ends_there, out=out, backend="blas")

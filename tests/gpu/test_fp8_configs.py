@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from omnigemm.backends.cuda import fp8, jit, sm90
+from omnigemm.backends.cuda import dense, jit, sm90
 from omnigemm.core.problem import Problem
 
 from .fp8_cases import CONFIGS, E4M3, E5M2, SCALES, fits, problem, run
@@ -46,7 +46,9 @@ for _name in CONFIGS:
 @pytest.fixture(scope="module", autouse=True)
 def _compiled() -> None:
     """All of them at once, in parallel: one by one, compiling would take most of the time."""
-    failed = [one.error for one in jit.warm({fp8.spec(c, fp8.variant_of(p)) for c, p in CASES.values()}) if not one.ok]
+    failed = [
+        one.error for one in jit.warm({dense.spec(c, dense.variant_of(p)) for c, p in CASES.values()}) if not one.ok
+    ]
     assert not failed, failed[0]
 
 

@@ -225,13 +225,14 @@ def raw(name: str) -> tuple[str, tuple[Any, ...], Any]:
         return first, (*values, zero, keywords.get("bias")), out_dtype
     if first == "fp8_gemm":
         return first, (*values, keywords.get("bias")), out_dtype
+    hint = (keywords.get("expected_m"),) if first == "grouped_gemm_masked" else ()
     weights = [one for one in values if isinstance(one, omnigemm.Int4Weight)]
     if weights:
         w = weights[0]
         parts = (w.qweight, w.scales, w.zeros, w.perm, w.n, w.k, w.group_size)
         last = keywords.get("bias") if first == "int4_gemm" else values[2]
-        return first if first == "int4_gemm" else f"{first}_int4", (values[0], *parts, last), out_dtype
-    return first, (*values, keywords.get("a_scale"), keywords.get("b_scale")), out_dtype
+        return first if first == "int4_gemm" else f"{first}_int4", (values[0], *parts, last, *hint), out_dtype
+    return first, (*values, keywords.get("a_scale"), keywords.get("b_scale"), *hint), out_dtype
 
 
 def test_every_registered_operation_has_a_sample() -> None:

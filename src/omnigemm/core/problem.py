@@ -63,6 +63,8 @@ class Problem:
     a_layout: str = "row"  # row, col, strided: which of the last two strides is 1
     b_layout: str = "row"
     shapes: tuple[tuple[int, int, int], ...] = ()
+    # Rows that a masked group may have: a hint for choosing a config, not a part of what is computed. 0: unknown.
+    expected_m: int = dataclasses.field(default=0, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("m", "n", "k"):
@@ -133,11 +135,19 @@ def describe(
     a_layout: str = "row",
     b_layout: str = "row",
     shapes: Sequence[tuple[int, int, int]] | None = None,
+    expected_m: int | None = None,
 ) -> Problem:
     """A Problem from keywords. What is not given takes the op's usual value."""
     if op not in OPS:
         raise UnsupportedError(f"op is {op!r}, expected one of {', '.join(OPS)}")
-    for name, size in (("m", m), ("n", n), ("k", k), ("batch", batch), ("groups", groups or 0)):
+    for name, size in (
+        ("m", m),
+        ("n", n),
+        ("k", k),
+        ("batch", batch),
+        ("groups", groups or 0),
+        ("expected_m", expected_m or 0),
+    ):
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
             raise ShapeError(f"{op}: {name} is {size!r}, expected a whole number >= 0")
     for name, layout in (("a_layout", a_layout), ("b_layout", b_layout)):
@@ -146,6 +156,8 @@ def describe(
     grouped = op.startswith("grouped_")
     if groups is not None and not grouped:
         raise ShapeError(f"{op}: groups is {groups}, but only grouped operations have groups")
+    if expected_m is not None and op != "grouped_gemm_masked":
+        raise ShapeError(f"{op}: expected_m is {expected_m}, but only grouped_gemm_masked has it")
     if batch != 1 and op not in ("gemm", "int8_gemm"):
         raise ShapeError(f"{op}: batch is {batch}, but only gemm and int8_gemm are batched")
 
@@ -201,6 +213,7 @@ def describe(
         a_layout=a_layout,
         b_layout=b_layout,
         shapes=sizes,
+        expected_m=expected_m or 0,
     )
 
 

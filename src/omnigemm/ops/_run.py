@@ -20,6 +20,7 @@ from ..core.errors import DTypeError, ShapeError
 from ..core.plan import Launch, Plan
 from ..core.problem import Problem
 from ..core.settings import Settings, current
+from ..core.watched import watched
 from .checks import OutSpec, reach
 
 NAMESPACE = "omnigemm"
@@ -47,6 +48,7 @@ class Operation:
 class Ops(NamedTuple):
     """An operation's two forms in torch.library, and what is behind them."""
 
+    name: str
     operation: Operation
     gather: Callable[..., Operands]
     outs: str
@@ -256,20 +258,13 @@ def register(
         library.impl(key, real, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{NAMESPACE}::{key}", fake, lib=library)
     space = getattr(torch.ops, NAMESPACE)
-    return Ops(operation, gather, outs, getattr(space, name).default, getattr(space, f"{name}_out").default)
+    return Ops(name, operation, gather, outs, getattr(space, name).default, getattr(space, f"{name}_out").default)
 
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 
 
 ANEW = object()  # what was not done, and must be done from the start
-
-# Whoever looks at calls. Found once: looking each of them up costs as much as asking it.
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_function_modes = torch._C._len_torch_function_stack
-_transforms = torch._C._functorch.peek_interpreter_stack
-_tracer = torch._C._get_tracing_state
-
 
 # torch.compile's check that tensors are what they were: one call for all of them.
 _TensorGuards: Any = getattr(torch._C._dynamo.guards, "TensorGuards", None)
@@ -283,10 +278,10 @@ def repeated(
     Public functions ask this first, with their arguments as they are. Written out in one piece, because each call of a
     function costs a tenth of a microsecond.
     """
-    if torch.compiler.is_compiling() or _watched():  # first: nobody who looks must see what was remembered
+    if torch.compiler.is_compiling() or watched():  # first: nobody who looks must see what was remembered
         return ANEW
     try:
-        recent = calls.recent[ops.operation.name, id(arguments[1]), arguments[0].size(-2)]
+        recent = calls.recent[ops.name, id(arguments[1]), arguments[0].size(-2)]
     except (KeyError, AttributeError, IndexError, TypeError):  # unknown, or not even a matrix
         return ANEW
     given = (out, out_dtype, backend, *arguments)
@@ -301,24 +296,19 @@ def repeated(
     return ANEW
 
 
-def _watched() -> bool:
-    """Whether somebody looks at calls: a mode, a tracer or a transform."""
-    return bool(_dispatch_modes() or _function_modes() or _transforms() is not None or _tracer() is not None)
-
-
 def _shortcut(
     ops: Ops, arguments: Operands, out: Tensor | None, out_dtype: torch.dtype | None, backend: str | None
 ) -> Any:
     """Run a call without torch's dispatcher and remember it, or answer ANEW if it is watched, has subclasses of Tensor,
     or gradients. The dispatcher costs two microseconds, and with none of these it changes nothing."""
-    if _watched():
+    if watched():
         return ANEW
     operation = ops.operation
     given = (out, out_dtype, backend, *arguments)
     _check_words(ops, out, out_dtype, backend)
     tensors = [i for i, one in enumerate(given) if type(one) in _PLAIN]
     others = [i for i in range(len(given)) if i not in tensors]
-    if any(i > 2 and given[i] is not None and type(given[i]) is not float for i in others):
+    if any(i > 2 and given[i] is not None and type(given[i]) not in (float, int) for i in others):
         return ANEW
     gradients = any(given[i].requires_grad for i in tensors)
     if gradients and torch.is_grad_enabled():
@@ -330,7 +320,7 @@ def _shortcut(
     if _TensorGuards is not None:
         pick, rest = itemgetter(*tensors), itemgetter(*others)
         same = _TensorGuards(*pick(given), dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-        place = operation.name, id(arguments[1]), arguments[0].size(-2)
+        place = ops.name, id(arguments[1]), arguments[0].size(-2)
         calls.remember(place, Recent(found, pick, same, rest, rest(given), current(), gradients))
     return result
 

@@ -91,7 +91,7 @@ def result(
     need_shape(op, name, out, [shape], "the shape of the result")
     if out.device != device:
         raise DeviceError(f"{op}: {name} is on {out.device}, expected {device}, the device of the operands")
-    if _overlaps_itself(out):
+    if overlaps_itself(out):
         raise LayoutError(
             f"{op}: {name} has strides {tuple(out.stride())}, expected memory of its own for every element"
         )
@@ -243,7 +243,7 @@ def _pitch(tensor: Tensor) -> int:
     return math.gcd(*(stride for size, stride in outer if size > 1)) * tensor.element_size()
 
 
-def _overlaps_itself(tensor: Tensor) -> bool:
+def overlaps_itself(tensor: Tensor) -> bool:
     """Whether two of its elements may share memory: each stride must step over all that the smaller ones span."""
     span = 0
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):

@@ -13,7 +13,7 @@ from ..core.errors import DTypeError, ShapeError
 from ..core.problem import Problem, layout_of
 from ..core.weights import Int4Parts
 from ..quant import Int4Weight
-from ._run import Operands, Operation, call, register
+from ._run import ANEW, Operands, Operation, call, register, repeated
 from .checks import (
     OutSpec,
     as_scale,
@@ -163,8 +163,8 @@ def grouped_gemm(
 
 
 def _check_rows(op: str, operands: Operands, out: Tensor | None, out_dtype: torch.dtype | None) -> OutSpec:
-    """Both row-grouped operations: `index` is ends or counts."""
-    a, b, index, a_scale, b_scale = operands
+    """Both row-grouped operations: `index` is ends or counts. For masked ones expected_m follows, which may be None."""
+    a, b, index, a_scale, b_scale = operands[:5]
     masked = op == "grouped_gemm_masked"
     index_name = "counts" if masked else "ends"
     weight = b.qweight if isinstance(b, Int4Parts) else b
@@ -193,7 +193,7 @@ def _check_rows(op: str, operands: Operands, out: Tensor | None, out_dtype: torc
 
 
 def _row_kinds(op: str, operands: Operands) -> tuple[str, str]:
-    a, b, _, a_scale, b_scale = operands
+    a, b, _, a_scale, b_scale = operands[:5]
     scaled = a.dtype == torch.int8 or a.dtype in FP8
     for name, scale in (("a_scale", a_scale), ("b_scale", b_scale)):
         if scaled and scale is None:
@@ -207,7 +207,7 @@ def _row_kinds(op: str, operands: Operands) -> tuple[str, str]:
 
 
 def _describe_rows(op: str, operands: Operands, spec: OutSpec) -> Problem:
-    a, b, _, _, _ = operands
+    a, b, *_ = operands
     int4 = isinstance(b, Int4Parts)
     a_kind, b_kind = _row_kinds(op, operands)
     return Problem(
@@ -226,6 +226,7 @@ def _describe_rows(op: str, operands: Operands, spec: OutSpec) -> Problem:
         act_order=int4 and b.perm is not None,
         a_layout=layout_of(a),
         b_layout="row" if int4 else layout_of(b),
+        expected_m=(operands[5] or 0) if len(operands) > 5 else 0,
     )
 
 
@@ -243,7 +244,7 @@ def _collect_rows(op: str, a: Any, b: Any, index: Any, a_scale: Any, b_scale: An
 
 
 def _distinct_rows(op: str, operands: Operands, out: Tensor) -> None:
-    a, b, index, a_scale, b_scale = operands
+    a, b, index, a_scale, b_scale = operands[:5]
     weight = tensors_of("b", b) if isinstance(b, Int4Parts) else {"b": b}
     name = "counts" if op == "grouped_gemm_masked" else "ends"
     need_distinct(op, out, {"a": a, **weight, name: index, "a_scale": a_scale, "b_scale": b_scale})
@@ -256,10 +257,9 @@ def _collect_contiguous(a: Any, b: Any, ends: Any, *, a_scale: Any = None, b_sca
 def _collect_masked(
     a: Any, b: Any, counts: Any, *, a_scale: Any = None, b_scale: Any = None, expected_m: int | None = None
 ) -> Operands:
-    # expected_m steers the choice of a GPU config only; a processor has nothing to choose from it.
     if expected_m is not None and (not isinstance(expected_m, int) or expected_m < 0):
         raise ShapeError(f"grouped_gemm_masked: expected_m is {expected_m!r}, expected None or a whole number >= 0")
-    return _collect_rows("grouped_gemm_masked", a, b, counts, a_scale, b_scale)
+    return *_collect_rows("grouped_gemm_masked", a, b, counts, a_scale, b_scale), expected_m
 
 
 def _operation(op: str, collect: Any) -> Operation:
@@ -277,28 +277,28 @@ GROUPED_MASKED = _operation("grouped_gemm_masked", _collect_masked)
 
 
 def _gather_int4(a: Any, *rest: Any) -> Operands:
-    return a, Int4Parts(*rest[:PARTS]), rest[PARTS], None, None
+    return a, Int4Parts(*rest[:PARTS]), rest[PARTS], None, None, *rest[PARTS + 1 :]
 
 
-def _register_rows(operation: Operation, index: str) -> tuple[Any, Any]:
-    scales = "Tensor? a_scale, Tensor? b_scale"
-    dense = register(operation, operation.name, f"Tensor a, Tensor b, Tensor {index}, {scales}", lambda *ones: ones)
+def _register_rows(operation: Operation, index: str, hint: str = "") -> tuple[Any, Any]:
+    schema = f"Tensor a, Tensor b, Tensor {index}, Tensor? a_scale, Tensor? b_scale{hint}"
+    dense = register(operation, operation.name, schema, lambda *ones: ones)
     name = f"{operation.name}_int4"
-    return dense, register(operation, name, f"Tensor a, {SCHEMA}, Tensor {index}", _gather_int4)
+    return dense, register(operation, name, f"Tensor a, {SCHEMA}, Tensor {index}{hint}", _gather_int4)
 
 
 _contiguous_ops = _register_rows(GROUPED_CONTIGUOUS, "ends")
-_masked_ops = _register_rows(GROUPED_MASKED, "counts")
+_masked_ops = _register_rows(GROUPED_MASKED, "counts", ", int? expected_m")
 
 
 def _call_rows(ops: tuple[Any, Any], operands: Operands, out: Any, out_dtype: Any, backend: str | None) -> Tensor:
-    a, b, index, a_scale, b_scale = operands
+    a, b, index, a_scale, b_scale, *hint = operands
     if isinstance(b, Int4Parts):
         if a_scale is not None or b_scale is not None:
             raise ShapeError(
                 f"{ops[0].operation.name}: a_scale and b_scale are given, expected None because b has its own scales"
             )
-        packed: Tensor = call(ops[1], (a, *b, index), out, out_dtype, backend)
+        packed: Tensor = call(ops[1], (a, *b, index, *hint), out, out_dtype, backend)
         return packed
     returned: Tensor = call(ops[0], operands, out, out_dtype, backend)
     return returned
@@ -320,8 +320,11 @@ def grouped_gemm_contiguous(
     16-bit, fp32, fp8 or int8; scales as in the dense operation, per row of A and per group of B. Rows at or past
     ends[-1] are not written.
     """
-    operands = _collect_contiguous(a, b, ends, a_scale=a_scale, b_scale=b_scale)
-    return _call_rows(_contiguous_ops, operands, out, out_dtype, backend)
+    done: Tensor = repeated(_contiguous_ops[0], (a, b, ends, a_scale, b_scale), out, out_dtype, backend)
+    if done is ANEW:
+        operands = _collect_contiguous(a, b, ends, a_scale=a_scale, b_scale=b_scale)
+        done = _call_rows(_contiguous_ops, operands, out, out_dtype, backend)
+    return done
 
 
 def grouped_gemm_masked(
@@ -338,7 +341,10 @@ def grouped_gemm_masked(
 ) -> Tensor:
     """The first counts[g] rows of A[g] times B[g]^T; A is [G, Mmax, K], B [G, N, K] or an Int4Weight of G experts.
 
-    Rows at or past counts[g] are neither read into results nor written.
+    Rows at or past counts[g] are neither read into results nor written. `expected_m` is a hint: rows of a usual group.
     """
-    operands = _collect_masked(a, b, counts, a_scale=a_scale, b_scale=b_scale, expected_m=expected_m)
-    return _call_rows(_masked_ops, operands, out, out_dtype, backend)
+    done: Tensor = repeated(_masked_ops[0], (a, b, counts, a_scale, b_scale, expected_m), out, out_dtype, backend)
+    if done is ANEW:
+        operands = _collect_masked(a, b, counts, a_scale=a_scale, b_scale=b_scale, expected_m=expected_m)
+        done = _call_rows(_masked_ops, operands, out, out_dtype, backend)
+    return done

@@ -14,7 +14,8 @@ from typing import Literal, NamedTuple, overload
 import torch
 from torch.nn.functional import pad
 
-from ..core.dtypes import FLOATS, FP8
+from ..backends.cuda import quant as kernels
+from ..core.dtypes import FLOATS, FP8, name_of
 from ..core.errors import DTypeError, ShapeError, UnsupportedError
 from .formats.parts import GROUP_SIZES, ceil_div, check_int, dtype_names
 from .int4_weight import Int4Weight
@@ -70,10 +71,17 @@ def quantize_int8(
     Asymmetric, x ~ scale * (q - zero):  scale = max / 255 - min / 255, with 0 counted among the values;
         zero = clamp(round(-128 - min / scale), -128, 127); q = clamp(round(x / scale) + zero, -128, 127).
     """
+    again = kernels.repeated(x, "int8" if symmetric is True else "int8_zero" if symmetric is False else "", granularity)
+    if again is not None:
+        q, scale, zero = again
+        return (q, scale) if zero is None else (q, scale, zero)
     where = "quantize_int8"
-    _check_input(where, "x", x)
-    _check_option(where, "granularity", granularity, ("token", "tensor"))
+    check_input(where, "x", x)
+    check_option(where, "granularity", granularity, ("token", "tensor"))
     _check_flag(where, "symmetric", symmetric)
+    if kernels.usable(x):
+        q, scale, zero = kernels.quantize(x, "int8" if symmetric else "int8_zero", granularity)
+        return (q, scale) if zero is None else (q, scale, zero)
     rows, dims, shape = _as_rows(x.detach(), granularity)
     span = _measure(rows, dims)
     if symmetric:
@@ -96,13 +104,19 @@ def quantize_fp8(
     The scale has shape () for "tensor", x.shape[:-1] for "token", [.., M, ceil(K/128)] for "1x128" and
     [.., ceil(N/128), ceil(K/128)] for "128x128".
     """
+    again = kernels.repeated(x, name_of(dtype) if dtype in FP8 else "", granularity)
+    if again is not None:
+        return again[0], again[1]
     where = "quantize_fp8"
-    _check_input(where, "x", x)
-    _check_option(where, "granularity", granularity, ("tensor", "token", "1x128", "128x128"))
+    check_input(where, "x", x)
+    check_option(where, "granularity", granularity, ("tensor", "token", "1x128", "128x128"))
     if dtype not in FP8:
         raise DTypeError(f"{where}: dtype is {dtype}, expected {dtype_names(FP8)}")
     if granularity == "128x128" and x.dim() < 2:
         raise ShapeError(f"{where}: x has shape {tuple(x.shape)}, expected at least 2 dimensions for 128x128 blocks")
+    if kernels.usable(x):
+        q, scale, _ = kernels.quantize(x, name_of(dtype), granularity)
+        return q, scale
     x = x.detach()
     encode = _e4m3 if dtype == torch.float8_e4m3fn else _e5m2
     largest = torch.finfo(dtype).max
@@ -138,7 +152,7 @@ def quantize_int4(w: torch.Tensor, *, group_size: int | None = 128, symmetric: b
     The scale is rounded to w's dtype before anything is divided by it.
     """
     where = "quantize_int4"
-    _check_input(where, "w", w)
+    check_input(where, "w", w)
     if w.dim() not in (2, 3):
         raise ShapeError(f"{where}: w has shape {tuple(w.shape)}, expected (N, K) or (E, N, K)")
     _check_flag(where, "symmetric", symmetric)
@@ -281,7 +295,7 @@ def _int4_group_size(where: str, group_size: int | None, k: int) -> int:
     return group_size
 
 
-def _check_input(where: str, name: str, x: torch.Tensor) -> None:
+def check_input(where: str, name: str, x: torch.Tensor) -> None:
     if not isinstance(x, torch.Tensor):
         raise DTypeError(f"{where}: {name} is a {type(x).__name__}, expected a torch.Tensor")
     if x.dtype not in FLOATS:
@@ -290,7 +304,7 @@ def _check_input(where: str, name: str, x: torch.Tensor) -> None:
         raise ShapeError(f"{where}: {name} has shape (), expected at least 1 dimension")
 
 
-def _check_option(where: str, name: str, value: str, allowed: tuple[str, ...]) -> None:
+def check_option(where: str, name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         expected = f"{', '.join(map(repr, allowed[:-1]))} or {allowed[-1]!r}"
         raise UnsupportedError(f"{where}: {name} is {value!r}, expected {expected}")

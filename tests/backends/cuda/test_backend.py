@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import omnigemm
-from omnigemm.backends.cuda import CudaBackend, fp8, gpu, jit, sm90
+from omnigemm.backends.cuda import CudaBackend, dense, gpu, jit, sm90
 from omnigemm.backends.cuda.gpu import KNOWN, Gpu
 from omnigemm.core.dispatch import Support
-from omnigemm.core.problem import GRANULARITIES, OPS, SIZE_LIMIT, Problem, describe
+from omnigemm.core.problem import GRANULARITIES, SIZE_LIMIT, Problem, describe
 from omnigemm.core.settings import BACKEND_NAMES
 
 H200 = KNOWN["h200"]
@@ -96,13 +96,38 @@ def test_fp8_runs_on_hopper_whatever_the_scales(granularity: str, out_dtype: str
         assert "NVIDIA H200" in BACKEND.supports_on(one, H200).reason
 
 
-@pytest.mark.parametrize("op", [op for op in OPS if op != "fp8_gemm"])
-def test_other_operations_are_refused(op: str) -> None:
-    one = describe(op, m=16, n=256, k=512)
+@pytest.mark.parametrize(
+    ("op", "weight"),
+    [("int4_gemm", None), ("grouped_gemm", None), ("grouped_gemm_contiguous", "int4"), ("grouped_gemm_masked", "int4")],
+)
+def test_other_operations_are_refused(op: str, weight: str | None) -> None:
+    one = describe(op, m=16, n=256, k=512, weight_dtype=weight)
     answer = BACKEND.supports_on(one, H200)
     assert not answer
-    assert "fp8_gemm" in answer.reason
+    assert "fp8" in answer.reason
     assert BACKEND.specs(one, H200) == ()
+
+
+@pytest.mark.parametrize("op", ["grouped_gemm_contiguous", "grouped_gemm_masked"])
+@pytest.mark.parametrize(
+    ("dtype", "granularity"),
+    [("e4m3", "128x128"), ("e5m2", "1x128"), ("int8", "token"), ("bf16", None), ("fp16", None)],
+)
+def test_groups_of_rows_run_on_hopper(op: str, dtype: str, granularity: str | None) -> None:
+    one = describe(op, m=16, n=256, k=512, groups=9, dtype=dtype, granularity=granularity)
+    assert BACKEND.supports_on(one, H200)
+    assert len(BACKEND.specs(one, H200)) == 1
+    assert BACKEND.specs(dataclasses.replace(one, groups=0), H200) == ()
+    many = BACKEND.supports_on(dataclasses.replace(one, groups=10000), H200)
+    assert not many
+    assert many.reason == "10000 groups, expected at most 8192"
+
+
+def test_int8_sums_that_could_overflow_are_refused() -> None:
+    assert BACKEND.supports_on(describe("int8_gemm", m=16, n=256, k=131071), H200)
+    answer = BACKEND.supports_on(describe("int8_gemm", m=16, n=256, k=131072), H200)
+    assert not answer
+    assert answer.reason == "k is 131072: sums of int8 products fit in 32 bits up to k = 131071"
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 9), (10, 0), (12, 0)])
@@ -180,11 +205,11 @@ def test_products_of_nothing_need_no_kernel(size: str) -> None:
 )
 def test_results_go_out_by_the_copy_engine_where_rows_allow(change: dict[str, object], by_tma: bool) -> None:
     one = problem(bias=True, a_dtype="e5m2", **change)
-    variant = fp8.variant_of(one)
+    variant = dense.variant_of(one)
     assert variant.out_by_tma == by_tma
     # The rest is the problem's own.
     for field in dataclasses.fields(sm90.Variant):
-        if field.name != "out_by_tma":
+        if field.name not in ("out_by_tma", "a_turned", "b_turned", "grouping"):
             assert getattr(variant, field.name) == getattr(one, field.name)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnigemm.backends.cuda import choice, fp8
+from omnigemm.backends.cuda import choice, dense
 from omnigemm.backends.cuda.choice import RUNNERS_UP, Choice, choices, deepest, kind_of, table
 from omnigemm.backends.cuda.gpu import KNOWN, Gpu
 from omnigemm.backends.cuda.jit import KernelSpec, Result
@@ -155,7 +155,7 @@ CHOSEN = [
 
 @pytest.fixture(scope="module")
 def results(compile_all: Callable[[Sequence[KernelSpec]], list[Result]]) -> list[Result]:
-    return compile_all([fp8.spec(choices(what, m, H200)[0].config, what) for what, m in CHOSEN])
+    return compile_all([dense.spec(choices(what, m, H200)[0].config, what) for what, m in CHOSEN])
 
 
 def _label(i: int) -> str:

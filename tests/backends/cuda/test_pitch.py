@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from omnigemm.backends.cuda.fp8 import aligned, aligned_copy, pitch
+from omnigemm.backends.cuda.dense import aligned, aligned_copy, pitch
 
 E4M3, BF16 = torch.float8_e4m3fn, torch.bfloat16
 

@@ -12,13 +12,18 @@ from typing import Any
 
 import pytest
 
-from omnigemm.backends.cuda import choice, fp8, sm90
+from omnigemm.backends.cuda import choice, dense, sm90
 from omnigemm.backends.cuda.gpu import KNOWN
 from omnigemm.backends.cuda.jit import KernelSpec, Result
 from omnigemm.backends.cuda.sm90 import Config, Variant
 
 BLOCK, ROWS, TOKEN, TENSOR = ("1x128", "128x128"), ("1x128", "1x128"), ("token", "channel"), ("tensor", "tensor")
 MIXED = ("tensor", "channel"), ("token", "tensor")
+NO_SCALES = ("none", "none")
+_INT8: dict[str, Any] = {"a_dtype": "int8", "b_dtype": "int8"}
+_BF16: dict[str, Any] = {"a_dtype": "bf16", "b_dtype": "bf16"}
+_FP16: dict[str, Any] = {"a_dtype": "fp16", "b_dtype": "fp16"}
+_TURNED: dict[str, Any] = {"a_turned": True, "b_turned": True}
 BY_ROWS, SWAPPED = Config(False, 2, 1, 128, 4), Config(True, 1, 1, 8, 8)
 TABLE = [(at, row) for at, rows in choice.table(KNOWN["h200"]).items() for row in rows]
 
@@ -175,7 +180,12 @@ VARIANT_CHANGES: dict[str, Any] = {
     "b_scale": "channel",
     "out_dtype": "fp16",
     "bias": True,
+    "zero_points": True,
     "out_by_tma": False,
+    "a_turned": True,
+    "b_turned": True,
+    "c": True,
+    "grouping": "masked",
 }
 
 
@@ -194,6 +204,7 @@ def test_whatever_differs_makes_another_source() -> None:
     for field, value in CONFIG_CHANGES.items():
         start = dataclasses.replace(base, swap=field == "split")
         assert body(dataclasses.replace(start, **{field: value}), variant()) != body(start, variant()), field
+    base = dataclasses.replace(base, cols=64)
     plain = variant(TENSOR)
     for field, value in VARIANT_CHANGES.items():
         assert body(base, dataclasses.replace(plain, **{field: value})) != body(base, plain), field
@@ -202,11 +213,17 @@ def test_whatever_differs_makes_another_source() -> None:
 # ------------------------------------------------------------------------------------------------ the measured table
 
 
+def of_table(kind: str, n: int, k: int) -> Variant:
+    scales = {"block": BLOCK, "16": NO_SCALES}.get(kind, TOKEN)
+    types = {"int8": _INT8, "16": _BF16}.get(kind, {})
+    return variant(scales, n=n, k=k, **types)
+
+
 def test_table_is_legal_for_its_weights() -> None:
     assert len(TABLE) > 30
     for (n, k, kind), row in TABLE:
         config = Config(**row["config"])
-        assert variant(BLOCK if kind == "block" else TOKEN, n=n, k=k).fault(config) is None, row
+        assert of_table(kind, n, k).fault(config) is None, row
         assert not row.get("early") or row["constant_weights"], row
         assert row["us"] > 0
         assert config.grid(row["m_from"], n, 132) > 0
@@ -252,15 +269,61 @@ BY_ROW = [
     (Config(False, 2, 2, 128, 4, left_share=2), variant(out="fp32", k=1100)),
 ]
 MEASURED = [
-    (Config(**row["config"]), variant(BLOCK if kind == "block" else TOKEN, n=n, k=k))
-    for (n, k, kind), row in (TABLE[i] for i in (0, 13, 22, 30))
+    (Config(**row["config"]), of_table(kind, n, k)) for (n, k, kind), row in (TABLE[i] for i in (0, 13, 22, 30))
 ]
-COMPILED = [*SWAPS, *BY_ROW, *MEASURED]
+INTEGERS = [
+    (Config(True, 1, 1, 8, 8, split=8, depth=4, blocks_per_sm=2), variant(TOKEN, **_INT8)),
+    (Config(True, 1, 1, 64, 6, split=2, depth=2, left_share=2, blocks_per_sm=2), variant(TENSOR, "fp32", **_INT8)),
+    (Config(True, 2, 1, 128, 4, split=2), variant(TOKEN, "fp16", bias=True, **_INT8, **ODD)),
+    (Config(True, 1, 1, 128, 8, depth=2), variant(TOKEN, zero_points=True, bias=True, k=1000, **_INT8)),
+    (Config(False, 1, 1, 96, 6), variant(MIXED[0], "fp32", bias=True, **_INT8)),
+    (Config(False, 2, 1, 256, 3, right_share=2), variant(TOKEN, bias=True, **_INT8)),
+    (Config(False, 2, 1, 192, 4), variant(TOKEN, zero_points=True, **_INT8)),
+    (Config(False, 2, 2, 128, 3, left_share=2, out_buffers=2), variant(TOKEN, **_INT8)),
+    (Config(False, 2, 2, 128, 3, left_share=2), variant(MIXED[1], "fp32", zero_points=True, k=129, **_INT8)),
+]
+SIXTEEN = [
+    (Config(True, 1, 1, 8, 8, split=8, depth=4, blocks_per_sm=2), variant(NO_SCALES, **_BF16)),
+    (Config(True, 1, 1, 64, 6, split=2, depth=2, blocks_per_sm=2), variant(NO_SCALES, "fp32", c=True, **_FP16)),
+    (Config(True, 1, 1, 64, 6, split=2, depth=2), variant(NO_SCALES, c=True, **_BF16, **_TURNED)),
+    (Config(True, 2, 1, 128, 4, split=2), variant(NO_SCALES, "fp16", **_FP16, **ODD)),
+    (Config(False, 1, 1, 96, 6), variant(NO_SCALES, "fp32", a_turned=True, k=1000, **_BF16)),
+    (Config(False, 2, 1, 256, 3, right_share=2), variant(NO_SCALES, c=True, **_BF16, **_TURNED)),
+    (Config(False, 2, 1, 192, 4), variant(NO_SCALES, b_turned=True, **_BF16)),
+    (Config(False, 2, 2, 128, 3, left_share=2, out_buffers=2), variant(NO_SCALES, "fp16", c=True, **_FP16)),
+    (Config(False, 2, 2, 128, 3, left_share=2), variant(NO_SCALES, "fp32", k=129, **_FP16, **_TURNED)),
+]
+_ROWS: dict[str, Any] = {"grouping": "contiguous"}
+_SLABS: dict[str, Any] = {"grouping": "masked"}
+GROUPS = [
+    (Config(True, 1, 1, 8, 7, depth=4, blocks_per_sm=3), variant(n=7168, k=2048, **_SLABS)),
+    (Config(True, 1, 1, 16, 8, depth=4, blocks_per_sm=2), variant(TOKEN, "fp32", **_ROWS, **ODD)),
+    (Config(True, 1, 1, 24, 8, depth=4), variant(ROWS, k=1000, **_ROWS)),
+    (Config(True, 2, 1, 32, 8, depth=4), variant(out="fp16", **_SLABS)),
+    (Config(True, 1, 1, 64, 6, left_share=2, depth=2), variant(TENSOR, a_dtype="e5m2", **_SLABS)),
+    (Config(True, 2, 1, 128, 5, right_share=2), variant(b_dtype="e5m2", **_ROWS)),
+    (Config(True, 1, 1, 64, 6, depth=2, blocks_per_sm=2), variant(TOKEN, **_INT8, **_ROWS)),
+    (Config(False, 1, 1, 96, 6), variant(**_SLABS, **ODD)),
+    (Config(False, 2, 1, 128, 4, right_share=2), variant(ROWS, k=1000, **_ROWS)),
+    (Config(False, 2, 1, 144, 4), variant(MIXED[1], "fp32", **_ROWS)),
+    (Config(False, 2, 1, 192, 4, left_share=2, band=16), variant(**_ROWS)),
+    (Config(False, 2, 1, 192, 4, right_share=2, band=16), variant(TOKEN, **_SLABS)),
+    (Config(False, 2, 2, 128, 3, left_share=2, out_buffers=2), variant(**_ROWS)),
+    (Config(False, 2, 2, 128, 3, left_share=2, out_buffers=2), variant(TOKEN, "fp16", **_SLABS)),
+    (Config(False, 2, 2, 128, 3, left_share=2, out_buffers=2), variant(TOKEN, **_INT8, **_SLABS)),
+    (Config(True, 1, 1, 8, 7, depth=4, blocks_per_sm=3), variant(NO_SCALES, **_BF16, **_ROWS)),
+    (Config(True, 2, 1, 64, 6, depth=2), variant(NO_SCALES, b_turned=True, **_FP16, **_SLABS)),
+    (Config(True, 2, 1, 128, 4, right_share=2), variant(NO_SCALES, "fp32", k=1000, **_BF16, **_SLABS)),
+    (Config(False, 2, 1, 256, 3, right_share=2, band=16), variant(NO_SCALES, **_BF16, **_ROWS)),
+    (Config(False, 2, 1, 192, 4, left_share=2, band=16), variant(NO_SCALES, b_turned=True, **_BF16, **_SLABS)),
+    (Config(False, 2, 2, 128, 3, left_share=2, out_buffers=2), variant(NO_SCALES, "fp16", **_FP16, **_ROWS)),
+]
+COMPILED = [*SWAPS, *BY_ROW, *MEASURED, *INTEGERS, *SIXTEEN, *GROUPS]
 
 
 @pytest.fixture(scope="module")
 def results(compile_all: Callable[[Sequence[KernelSpec]], list[Result]]) -> list[Result]:
-    return compile_all([fp8.spec(config, what) for config, what in COMPILED])
+    return compile_all([dense.spec(config, what) for config, what in COMPILED])
 
 
 def _label(i: int) -> str:
@@ -276,7 +339,7 @@ def test_compiles_clean(results: list[Result], compiles_clean: Callable[[Result]
 def test_the_compiled_ones_cover_every_choice() -> None:
     """Whoever shortens the lists above sees what is no longer compiled."""
     for swap in (False, True):
-        some = [(config, what) for config, what in COMPILED if config.swap == swap]
+        some = [(config, what) for config, what in COMPILED if config.swap == swap and not what.straight]
         configs, whats = [config for config, _ in some], [what for _, what in some]
         assert {config.math_groups for config in configs} == {1, 2}
         assert {config.left_share for config in configs} == {1, 2, 4} == {config.right_share for config in configs}

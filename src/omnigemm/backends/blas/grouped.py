@@ -138,7 +138,7 @@ class Grouped:
         """`grouped_gemm_contiguous` or `grouped_gemm_masked`: the host must know the rows, so it waits for them."""
         masked = op == "grouped_gemm_masked"
 
-        def launch(out: Tensor, a: Tensor, b: Tensor, index: Tensor, a_scale: None, b_scale: None) -> None:
+        def launch(out: Tensor, a: Tensor, b: Tensor, index: Tensor, *_: None) -> None:
             if self._product.caller.capturing():
                 raise DeviceError(
                     f"{op}: {'counts' if masked else 'ends'} is on the device and must be read by the host, which a "

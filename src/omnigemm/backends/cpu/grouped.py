@@ -135,6 +135,7 @@ def _bind_masked(kernel: CpuKernel, problem: Problem) -> Launch:
         counts: Tensor,
         a_scale: Tensor | None,
         b_scale: Tensor | None,
+        expected_m: int | None = None,
     ) -> None:
         experts = _experts(b)
         for group, rows in masked_rows(counts, a.size(1)):

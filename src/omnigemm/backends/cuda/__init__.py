@@ -9,8 +9,11 @@ import torch
 
 from ...core.dispatch import Candidate, Explanation, Kernel, Support
 from ...core.problem import Problem
-from . import fp8, gpu, jit
+from . import dense, gpu, groups, jit
 from .gpu import Gpu
+
+_OPS = ("fp8_gemm", "int8_gemm", "gemm")
+_EXACT_K = (2**31 - 1) // (128 * 128)
 
 
 class CudaBackend:
@@ -38,19 +41,31 @@ class CudaBackend:
 
     def supports_on(self, problem: Problem, which: Gpu) -> Support:
         """The same for a GPU that need not be here."""
-        if problem.op != "fp8_gemm":
-            return Support(False, "this backend has kernels for fp8_gemm so far")
+        if problem.op not in (*_OPS, *groups.OPS):
+            return Support(False, f"this backend has kernels for {', '.join((*_OPS, *groups.OPS))} so far")
+        if problem.a_dtype == "fp32":
+            return Support(False, "fp32 products are the blas backend's: tensor cores would round the operands")
+        if problem.a_dtype == "int8" and problem.k > _EXACT_K:
+            return Support(False, f"k is {problem.k}: sums of int8 products fit in 32 bits up to k = {_EXACT_K}")
         if which.capability != (9, 0):
             major, minor = which.capability
             return Support(False, f"{which.name} is sm_{major}{minor}; the kernels here so far are for sm_90 (Hopper)")
+        if problem.op in groups.OPS and not (answer := groups.supports(problem)):
+            return answer
         return Support(True, f"wgmma kernels for {which}")
 
     def kernels(self, problem: Problem, device: torch.device) -> Sequence[Kernel]:
-        return fp8.kernels(problem, gpu.of(_index(device)))
+        return kernels_on(problem, gpu.of(_index(device)))
 
     def specs(self, problem: Problem, which: Gpu) -> tuple[jit.KernelSpec, ...]:
         """The kernels that the problem needs on such a GPU, for compiling ahead."""
-        return fp8.specs(problem, which) if self.supports_on(problem, which) else ()
+        if not self.supports_on(problem, which):
+            return ()
+        return groups.specs(problem, which) if problem.op in groups.OPS else dense.specs(problem, which)
+
+
+def kernels_on(problem: Problem, which: Gpu) -> Sequence[Kernel]:
+    return groups.kernels(problem, which) if problem.op in groups.OPS else dense.kernels(problem, which)
 
 
 def explain_on(problem: Problem, which: Gpu) -> Explanation:
@@ -60,7 +75,7 @@ def explain_on(problem: Problem, which: Gpu) -> Explanation:
     if not answer:
         return Explanation(problem, device, (Candidate("cuda", "*", False, answer.reason),))
     found = []
-    for kernel in fp8.kernels(problem, which):
+    for kernel in kernels_on(problem, which):
         answer = kernel.supports(problem, device)
         cost = kernel.cost(problem, device) if answer else None
         found.append(Candidate("cuda", kernel.name, answer.ok, answer.reason, cost))

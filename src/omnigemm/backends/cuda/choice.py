@@ -15,7 +15,8 @@ from .sm90 import BLOCK_K, SHARED_BYTES, SHARED_PER_SM, Config, Variant
 RUNNERS_UP = 3  # that explain shows besides the choice
 _EARLY_ROWS = 32
 _TOKENS = (8, 16, 32, 64, 128)  # widths of the right operand when operands are swapped
-_COLUMNS = (32, 48, 64, 80, 96, 112, 128, 144, 160, 192)
+_COLUMNS = (32, 48, 64, 80, 96, 112, 128, 144, 160, 192, 256)
+_MORE_COLUMNS = (176, 208, 224)  # that have the registers for it if there are no products besides the sums
 # How many blocks of K a warpgroup multiplies at a time for that many tokens, and how many such blocks a multiprocessor
 # takes: what the registers allow.
 _SWAP_DEPTHS = {
@@ -27,12 +28,22 @@ _SWAP_DEPTHS = {
 }
 
 
+# The model's constants: cycles, bytes a cycle, parts of a whole, seconds.
+_CHAIN, _CHAIN_ROWS, _PROMOTION, _ADDITION = 372.8, 179.5, 2.17, 1.02
+_BUSY, _BUSY_DENSE, _BUSY_DENSE_2, _BUSY_STRAIGHT_2 = 0.65, 0.84, 0.842, 0.77
+_ARRIVING, _SHARED, _SHARED_BY_TWO = 57.0, 121.0, 99.0
+_EVEN, _NEXT_BLOCK, _NEXT_TILE, _NEXT_TILE_DENSE = 0.303, 940.0, 9.2, 17.2
+_START_SWAP, _START_SPLIT, _START_LATE, _START_ROWS, _START_DENSE = 2.19e-6, 0.373e-6, 0.844e-6, 2.074e-6, 1.5e-6
+_OVERLAP, _OF_MEMORY, _OF_L2 = 0.208, 0.942, 0.95
+
+
 @dataclasses.dataclass(frozen=True)
 class Choice:
     config: Config
     seconds: float
     measured: bool = False  # in the GPU's table, or else by the model
     early: bool = False  # load the first weights while the kernel before still runs: only if they are constant
+    against_blas: float | None = None  # the time in parts of what cuBLAS took in the same run
 
 
 def choices(variant: Variant, m: int, gpu: Gpu, constant_weights: bool = False) -> tuple[Choice, ...]:
@@ -69,17 +80,18 @@ def deepest(config: Config, variant: Variant) -> Config:
     room = min(SHARED_BYTES, SHARED_PER_SM // config.blocks_per_sm - 1024)
     fixed = variant.shared_bytes(dataclasses.replace(config, stages=0))
     each = variant.shared_bytes(dataclasses.replace(config, stages=1)) - fixed
-    blocks = _whole(_whole(variant.k, BLOCK_K), config.split)
-    useful = _whole(blocks, config.depth) * config.depth if config.swap else 16
+    blocks = _whole(variant.k_blocks, config.split)
+    useful = _whole(blocks, config.depth) * config.depth + variant.straight if config.swap else 16
     return dataclasses.replace(config, stages=min((room - fixed) // each, useful, 16))
 
 
 def _legal(variant: Variant, m: int) -> Iterator[Config]:
-    for config in (*_swapped(variant, m), *_by_rows(m)):
+    for config in (*_swapped(variant, m), *_by_rows(variant, m)):
         whole = deepest(config, variant)
         # Sums of many tokens need more room than the stages of a short K would take.
         for one in (whole, dataclasses.replace(whole, stages=max(whole.stages, 4))):
-            if variant.fault(one) is None:
+            # Two stages hide nothing: one block with more was always better than two with two.
+            if variant.fault(one) is None and (one.stages > 2 or one.blocks_per_sm == 1):
                 yield one
                 break
 
@@ -89,8 +101,8 @@ def _swapped(variant: Variant, m: int) -> Iterator[Config]:
         return
     tokens = next((width for width in _TOKENS if width >= m), _TOKENS[-1])
     # Blocks that share tokens wait for one another: worth it only where they then run for long.
-    long = variant.k >= 8192
-    for split in range(1, min(8, _whole(variant.k, 4 * BLOCK_K)) + 1):
+    long = variant.k_blocks >= 64
+    for split in range(1, min(8, _whole(variant.k_blocks, 4)) + 1):
         # All tokens in one block, or dealt out to blocks that share the weights.
         for share in (1, 2, 4):
             cols = tokens // share
@@ -111,8 +123,8 @@ def _swapped(variant: Variant, m: int) -> Iterator[Config]:
             yield Config(True, 2, 1, tokens, 0, right_share=share, split=split, depth=1 if tokens == 128 else 4)
 
 
-def _by_rows(m: int) -> Iterator[Config]:
-    for cols in _COLUMNS:
+def _by_rows(variant: Variant, m: int) -> Iterator[Config]:
+    for cols in (*_COLUMNS, *(_MORE_COLUMNS if variant.straight else ())):
         if m <= 64:
             yield Config(False, 1, 1, cols, 0)
             yield Config(False, 1, 1, cols, 0, blocks_per_sm=2)
@@ -129,52 +141,68 @@ def seconds(config: Config, variant: Variant, m: int, gpu: Gpu) -> float:
 
     The sizes are the chip's; the times, and how busy tensor cores get, were set on what benchmarks/tune.py measured.
     """
-    n, k = variant.n, variant.k
-    k_blocks = _whole(k, BLOCK_K)
+    n, k_blocks, dense = variant.n, variant.k_blocks, m > 256
     tiles = _whole(m, config.tile_m) * _whole(n, config.tile_n)
-    size = 4 if variant.out_dtype == "fp32" else 2
-    dense = m > 256
-    memory = (n * k + m * k + size * m * n) / gpu.memory
+    out_bytes = m * n * (4 if variant.out_dtype == "fp32" else 2)
+    memory = (variant.element_bytes * (n + m) * variant.k + out_bytes) / (_OF_MEMORY * gpu.memory)
     loaded = (config.rows / config.left_share + config.cols / config.right_share) * BLOCK_K
-    l2 = tiles * k_blocks * loaded / gpu.l2
-    # Cycles of a block of K. A warpgroup waits for its own products, then scales and adds them, and sees to barriers.
+    l2 = tiles * k_blocks * loaded / (_OF_L2 * gpu.l2)
+    # Cycles of a block of K. A warpgroup waits for its own products, and sees to barriers; fp8's are then scaled and
+    # added.
     products = 64 * config.waves * config.cols * BLOCK_K / 4096
     sums = config.waves * config.cols / 2
-    chain = products + 2.9 * sums + (300 / config.depth if config.swap else 30 * config.waves)
+    chain = products + (_CHAIN / config.depth if config.swap else _CHAIN_ROWS * config.waves)
+    if not variant.straight:
+        chain += (_PROMOTION if variant.a_scale == "1x128" else _ADDITION) * sums
     # Meanwhile the multiprocessor multiplies for all of them, fetches operands, writes and reads them.
     arriving = (config.rows + config.cols) * BLOCK_K
     read = config.math_groups * config.waves * (64 + config.cols) * BLOCK_K
-    tensor = config.math_groups * products / (0.56 if not dense else 0.85 if config.waves == 2 else 0.79)
-    unit = max(tensor, arriving / 55, (arriving + read) / 128)
+    busy = _BUSY
+    if dense:
+        busy = _BUSY_DENSE if config.waves == 1 else _BUSY_STRAIGHT_2 if variant.straight else _BUSY_DENSE_2
+    shared = _SHARED_BY_TWO if config.swap and config.math_groups == 2 else _SHARED
+    unit = max(config.math_groups * products / busy, arriving / _ARRIVING, (arriving + read) / shared)
     blocks = tiles * config.split
     together = min(config.blocks_per_sm, _whole(blocks, gpu.multiprocessors))
     places = gpu.multiprocessors // config.cluster * config.cluster
     if config.swap and config.cluster > 2:
         # A cluster lies in one of the chip's parts, of which at least seven have sixteen multiprocessors.
         places = 7 * (16 // config.cluster * config.cluster)
-    rounds = _whole(blocks, places * config.blocks_per_sm)
-    cycles = rounds * _whole(k_blocks, config.split) * max(chain, together * unit)
+    rounds = float(_whole(blocks, places * config.blocks_per_sm))
+    each = _whole(k_blocks, config.split) * max(chain, together * unit)
     if config.swap:
-        # Blocks beyond one for each multiprocessor leave less room for the next kernel to begin early.
-        late = (0.3e-6 if config.cluster > 2 else 0.1e-6) * (blocks > places)
-        start = 2.3e-6 + 0.1e-6 * (config.split > 1) + late
+        # Blocks of a later round begin when any of an earlier one is done, and fill the pipeline anew.
+        rounds = _EVEN * max(1.0, blocks / (places * config.blocks_per_sm)) + (1.0 - _EVEN) * rounds
+        cycles = rounds * each + (rounds - 1.0) * _NEXT_BLOCK
+        start = _START_SWAP + _START_SPLIT * (config.split > 1)
+        if config.cluster > 2 and blocks > places:  # they leave no room for the next kernel to begin early
+            start += _START_LATE
     else:
-        start = 3.0e-6 if dense else 1.9e-6
-        cycles += rounds * (560 + 2.3 * sums) * (0.5 if dense else 1.0)
-    busy = cycles / (gpu.dense_clock if dense else gpu.clock)
-    return start + max(memory, l2, busy) + 0.4 * min(memory, busy)
+        cycles = rounds * (each + (_NEXT_TILE_DENSE if dense else _NEXT_TILE) * sums)
+        start = _START_DENSE if dense else _START_ROWS
+    time = cycles / (gpu.dense_clock if dense else gpu.clock)
+    return start + max(memory, l2, time) + _OVERLAP * min(memory, time)
 
 
 def kind_of(variant: Variant) -> str:
     """What the mainloop has to do with scales: tables tell these apart."""
-    return "block" if variant.a_scale == "1x128" else "whole"
+    if variant.element_bytes == 2:
+        return "turned16" if variant.a_turned or variant.b_turned else "16"
+    return "int8" if variant.int8 else "block" if variant.a_scale == "1x128" else "whole"
 
 
 def _measured(variant: Variant, m: int, gpu: Gpu, constant_weights: bool) -> Choice | None:
     """The entry for this weight, these scales and number of rows."""
     for row in table(gpu).get((variant.n, variant.k, kind_of(variant)), ()):
         if row["m_from"] <= m <= row["m_to"] and row.get("constant_weights", constant_weights) == constant_weights:
-            return Choice(Config(**row["config"]), row["us"] * 1e-6, measured=True, early=row.get("early", False))
+            blas = row.get("blas_us")
+            return Choice(
+                Config(**row["config"]),
+                row["us"] * 1e-6,
+                measured=True,
+                early=row.get("early", False),
+                against_blas=None if blas is None else row["us"] / blas,
+            )
     return None
 
 

@@ -69,7 +69,8 @@ class _Slot:
 
 class Launcher:
     """A kernel with its launch shape, its matrices (None: a parameter that the kernel does not read) and the format
-    of its plain arguments, which come last, as one structure."""
+    of its plain arguments, which come last, as one structure. `overlap`: it waits by itself for the kernel before it,
+    which takes an sm_90."""
 
     def __init__(
         self,
@@ -81,11 +82,13 @@ class Launcher:
         cluster: int,
         matrices: Sequence[Matrix | None],
         values: str,
+        overlap: bool = True,
     ) -> None:
         self._driver = bindings()
         self._kernel = kernel  # kept alive
         self._function = self._driver.CUfunction(int(kernel.handle))  # a CUkernel serves as one in any context
         self._shape = grid, threads, shared_bytes, cluster
+        self._overlap = overlap
         self.matrices = tuple(matrices)
         self.values = struct.Struct(values)
         self._free: list[_Slot] = []
@@ -97,11 +100,13 @@ class Launcher:
         config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
         config.sharedMemBytes, config.hStream = shared_bytes, stream
-        # The kernel may be set up while the one before it still runs.
-        overlap = driver.CUlaunchAttribute()
-        overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        overlap.value.programmaticStreamSerializationAllowed = 1
-        attributes = [overlap]
+        attributes = []
+        if self._overlap:
+            # The kernel may be set up while the one before it still runs.
+            overlap = driver.CUlaunchAttribute()
+            overlap.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            overlap.value.programmaticStreamSerializationAllowed = 1
+            attributes.append(overlap)
         if cluster > 1:
             together = driver.CUlaunchAttribute()
             together.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
@@ -110,7 +115,7 @@ class Launcher:
         config.attrs, config.numAttrs = attributes, len(attributes)
         return config
 
-    def __call__(self, stream: int, addresses: tuple[int, ...], *values: int) -> None:
+    def __call__(self, stream: int, addresses: tuple[int, ...], *values: float) -> None:
         """Launch on a stream, with an address for each matrix and the plain arguments."""
         # Taken and given back without a lock: no two threads ever have the same one.
         slot = self._free.pop() if self._free else _Slot(self)

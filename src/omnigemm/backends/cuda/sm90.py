@@ -15,6 +15,7 @@ SHARED_PER_SM = (
 CLUSTER_LIMIT = 8  # that every sm_90 can launch
 ARCH = "sm_90a"
 OPTIONS = ("--std=c++17",)
+SLAB = 64  # rows of a turned operand that one copy moves: one swizzled row of shared memory
 _SCALES = {"none": 0, "tensor": 0, "token": 0, "channel": 0, "1x128": 1, "128x128": 2}
 # For sums, products and scales of a math warp, by math groups and blocks on a multiprocessor: what is left of its own.
 _REGISTERS = {(1, 1): 224, (1, 2): 136, (1, 3): 80, (1, 4): 64, (2, 1): 196}
@@ -91,6 +92,16 @@ class Config:
             return packs * self.cluster
         return min(packs, multiprocessors // self.cluster) * self.cluster
 
+    @property
+    def words(self) -> list[str]:
+        """What its name does not say, for people."""
+        found = [f"{self.stages} stages"]
+        if self.share > 1:
+            found.append(f"clusters of {self.share} share loads")
+        if self.blocks_per_sm > 1:
+            found.append(f"{self.blocks_per_sm} blocks on a multiprocessor")
+        return found
+
     def fault(self) -> str | None:
         """The constraint that this config breaks, in words, or None."""
         if (self.math_groups, self.blocks_per_sm) not in _REGISTERS:
@@ -138,7 +149,33 @@ class Variant:
     b_scale: str
     out_dtype: str
     bias: bool = False
+    zero_points: bool = False  # of int8 activations
     out_by_tma: bool = True  # 16-bit results with rows at multiples of 16 bytes
+    a_turned: bool = False  # the rows of A, and not K, lie side by side in memory
+    b_turned: bool = False
+    c: bool = False  # beta C is added
+    grouping: str = ""  # rows in groups with a weight each: contiguous, or masked slabs
+
+    @property
+    def int8(self) -> bool:
+        return self.a_dtype == "int8"
+
+    @property
+    def element_bytes(self) -> int:
+        return 2 if self.a_dtype in ("bf16", "fp16") else 1
+
+    @property
+    def straight(self) -> bool:
+        """Whether the tensor cores add up all of K: fp8's sums are promoted every 128, and scaled there if need be."""
+        return self.int8 or self.element_bytes == 2
+
+    @property
+    def k_blocks(self) -> int:
+        return -(-self.k * self.element_bytes // BLOCK_K)
+
+    def turned(self, swap: bool) -> tuple[bool, bool]:
+        """The left and the right operand."""
+        return (self.b_turned, self.a_turned) if swap else (self.a_turned, self.b_turned)
 
     def left_scale(self, swap: bool) -> int:
         return _SCALES[self.b_scale if swap else self.a_scale]
@@ -147,23 +184,38 @@ class Variant:
         return _SCALES[self.a_scale if swap else self.b_scale]
 
     def stores_by_tma(self, config: Config) -> bool:
-        return self.out_by_tma and not config.swap
+        # Zero points are finished in doubles, which with what that way out keeps are more registers than there are.
+        return self.out_by_tma and not config.swap and not self.zero_points
 
     def shared_bytes(self, config: Config) -> int:
-        return config.shared_bytes(
+        size = config.shared_bytes(
             self.left_scale(config.swap), self.right_scale(config.swap), self.stores_by_tma(config)
         )
+        # A block with many tiles turns its results, up to 32 tokens at a time, in memory of their own.
+        turned = -(-min(config.cols, 32) * (config.rows + 4) * 4 // 1024) * 1024
+        return size + (turned if self.grouping and config.swap else 0)
 
     def fault(self, config: Config) -> str | None:
         """Why this config cannot compute this, in words, or None."""
         fault = config.fault()
         if fault is not None:
             return fault
+        if self.grouping and config.split > 1:
+            return f"split is {config.split}, expected 1 for groups"
+        if self.straight and config.stages <= config.depth:
+            return f"stages is {config.stages}, expected more than the depth {config.depth} for {self.a_dtype}"
+        if self.int8 and config.cols % 16 and config.cols not in (8, 24):
+            return f"cols is {config.cols}, expected 8, 24 or a multiple of 16 for int8"
+        parts = config.rows // config.left_share, config.cols // config.right_share
+        if any(turned and part % SLAB for turned, part in zip(self.turned(config.swap), parts, strict=True)):
+            return f"a share of {parts[0]} by {parts[1]}, expected multiples of {SLAB} for turned operands"
         width = config.cols & -config.cols
         if not config.swap and self.b_scale == "128x128" and config.cols - min(width, 128) > 128:
             return f"a tile of {config.cols} columns can meet three blocks of scales, expected at most two"
         # Sums, products and the columns' scales, besides some thirty registers for addresses and the like.
-        registers = (config.waves + config.depth) * config.cols // 2
+        registers = (config.waves + (0 if self.straight else config.depth)) * config.cols // 2
+        if self.straight and not config.swap:  # what the epilogue keeps of the columns meets all of the sums
+            registers += 3 * config.cols // 32
         if self.right_scale(config.swap) == 1:
             registers += config.cols // 4
         limit = _REGISTERS[config.math_groups, config.blocks_per_sm]
@@ -181,25 +233,37 @@ def name(config: Config, variant: Variant) -> str:
     """A name that says in a profile what runs."""
     kind = f"{variant.a_scale}_{variant.b_scale}".replace("1x128_128x128", "block").replace("1x128_1x128", "1x128")
     kind = kind.replace("token_channel", "token").replace("tensor_tensor", "tensor")
+    if variant.element_bytes == 2:
+        kind = "".join("tn"[not turned] for turned in (variant.a_turned, variant.b_turned))
+    type_name = variant.a_dtype if variant.straight else "fp8"
     way = f"swap_split{config.split}" if config.swap else "rows"
-    return f"omnigemm_sm90_fp8_{kind}_{way}_{config.tile_m}x{config.tile_n}"
+    if variant.grouping:
+        way = f"{variant.grouping}_{'swap' if config.swap else 'rows'}"
+    return f"omnigemm_sm90_{type_name}_{kind}_{way}_{config.tile_m}x{config.tile_n}"
 
 
-def _wgmma(columns: int, left: str, right: str) -> str:
+def _wgmma(columns: int, left: str, right: str, turned: tuple[bool, bool]) -> str:
     """wgmma for 64 rows by `columns` as a function of the accumulators: the instruction names every register."""
     count = columns // 2
+    left, right = (name.replace("fp16", "f16") for name in (left, right))
+    wide = left in ("bf16", "f16")
+    sums, constraint, kinds, ending = "float", "f", f"f32.{left}.{right}", ", 1, 1"  # no sign is turned
+    if left == "int8":
+        sums, constraint, kinds, ending = "int", "r", "s32.s8.s8", ""
+    elif wide:
+        ending += "".join(f", {int(one)}" for one in turned)
     registers = ", ".join(f"%{i}" for i in range(count))
-    operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
-    instruction = f"wgmma.mma_async.sync.aligned.m64n{columns}k32.f32.{left}.{right}"
+    operands = ", ".join(f'"+{constraint}"(d[{i}])' for i in range(count))
+    instruction = f"wgmma.mma_async.sync.aligned.m64n{columns}k{16 if wide else 32}.{kinds}"
     return f"""
-__device__ __forceinline__ void wgmma_fp8(
-    float (&d)[{count}], unsigned long long left, unsigned long long right, bool add
+__device__ __forceinline__ void wgmma(
+    {sums} (&d)[{count}], unsigned long long left, unsigned long long right, bool add
 ) {{
     asm volatile(
         "{{\\n"
         ".reg .pred add;\\n"
         "setp.ne.b32 add, %{count + 2}, 0;\\n"
-        "{instruction} {{{registers}}}, %{count}, %{count + 1}, add, 1, 1;\\n"
+        "{instruction} {{{registers}}}, %{count}, %{count + 1}, add{ending};\\n"
         "}}"
         : {operands}
         : "l"(left), "l"(right), "r"(static_cast<int>(add)));
@@ -213,12 +277,19 @@ def source(config: Config, variant: Variant) -> str:
     if fault is not None:
         raise ValueError(f"sm90 config: {fault}")
     whole = variant.a_scale in ("tensor", "token")  # scales that hold for all of K
+    left_turned, right_turned = variant.turned(config.swap)
     constants = {
         "KERNEL": name(config, variant),
+        "INT8": int(variant.int8),
+        "GROUPED": int(variant.grouping != ""),
+        "SLABS": int(variant.grouping == "masked"),
         "SWAP": int(config.swap),
         "OUT_BY_TMA": int(variant.stores_by_tma(config)),
         "SHAPE_N": variant.n,
         "SHAPE_K": variant.k,
+        "ELEMENT_BYTES": variant.element_bytes,
+        "LEFT_TURNED": int(left_turned),
+        "RIGHT_TURNED": int(right_turned),
         "MATH_GROUPS": config.math_groups,
         "WAVES": config.waves,
         "TILE_COLS": config.cols,
@@ -234,10 +305,14 @@ def source(config: Config, variant: Variant) -> str:
         "RIGHT_SCALE": variant.right_scale(config.swap),
         "OUT_TYPE": TYPES[variant.out_dtype],
         "HAS_BIAS": int(variant.bias),
+        "HAS_ZERO": int(variant.zero_points),
+        "HAS_C": int(variant.c),
         "FINISH_SCALES": int(whole),
         "A_STEP": int(variant.a_scale == "token"),
         "B_STEP": int(variant.b_scale == "channel"),
     }
     lines = [f"#define {key} {value}" for key, value in constants.items()]
     left, right = (variant.b_dtype, variant.a_dtype) if config.swap else (variant.a_dtype, variant.b_dtype)
-    return "\n".join([*lines, _wgmma(config.cols, left, right), '#include "sm90/gemm.cuh"', ""])
+    return "\n".join(
+        [*lines, _wgmma(config.cols, left, right, variant.turned(config.swap)), '#include "sm90/gemm.cuh"', ""]
+    )

@@ -1,8 +1,6 @@
 // Thin wrappers, each named after the instruction that it is.
 #pragma once
-
-using u32 = unsigned int;
-using u64 = unsigned long long;
+#include "common/both.cuh"
 
 // What cuTensorMapEncodeTiled fills in; NVRTC knows no cuda.h.
 struct alignas(64) TensorMap {
@@ -194,10 +192,32 @@ __device__ __forceinline__ float widen_fp16(unsigned short half) {
     return wide;
 }
 
-// A shared-memory matrix as wgmma reads it: K-major rows of 128 bytes, 128-byte swizzle, 8 rows every 1024 bytes. The
-// address is in units of 16 bytes, so that descriptors of matrices further on are made by addition.
-__device__ __forceinline__ u64 wgmma_descriptor(const void* tile) {
-    return (smem_address(tile) >> 4) | (u64(1) << 16) | (u64(1024 >> 4) << 32) | (u64(1) << 62);
+__device__ __forceinline__ unsigned short narrow_fp16(float value) {
+    unsigned short half;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(value));
+    return half;
+}
+
+// Off by a unit or two in the last place; subnormal numbers are 0.
+__device__ __forceinline__ float ex2_approx(float value) {
+    float power;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(value));
+    return power;
+}
+
+__device__ __forceinline__ float rcp_approx(float value) {
+    float reciprocal;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(value));
+    return reciprocal;
+}
+
+// A shared-memory matrix as wgmma reads it: lines of 128 bytes, 128-byte swizzle, 8 lines every 1024 bytes. A line is a
+// row of the matrix, or if it is turned, 64 rows of one place of K; the next 64 rows then lie 64 lines further. The
+// address is in units of 16 bytes, so that descriptors of matrices further on are made by addition; what tells the
+// blocks of a cluster apart is no part of it.
+__device__ __forceinline__ u64 wgmma_descriptor(const void* tile, bool turned) {
+    return ((smem_address(tile) & 0x3ffff) >> 4) | (u64(turned ? 64 * 128 >> 4 : 1) << 16) | (u64(1024 >> 4) << 32) |
+           (u64(1) << 62);
 }
 
 // The warp's lanes agree on the value; the compiler then keeps it in a uniform register.

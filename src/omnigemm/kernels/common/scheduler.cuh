@@ -1,11 +1,6 @@
 // Which tile a block works on next. Plain C++: a host compiler takes it too, and the tests walk it without a GPU.
 #pragma once
-
-#ifdef __CUDACC__
-#define OMNIGEMM_BOTH __host__ __device__ __forceinline__
-#else
-#define OMNIGEMM_BOTH inline
-#endif
+#include "common/both.cuh"
 
 struct Tile {
     int row, col;

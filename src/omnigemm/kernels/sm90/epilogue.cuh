@@ -1,4 +1,5 @@
-// What becomes of a tile's sums: scales that hold for all of K, bias, the output's type, and the way out.
+// What becomes of a tile's sums: scales that hold for all of K, bias, alpha and beta C, the output's type, and the way
+// out.
 #pragma once
 #include "common/ptx.cuh"
 
@@ -10,26 +11,80 @@ __device__ __forceinline__ u32 pack_out(float low, float high) {
 
 // Scales of whole rows of A and B: FINISH_SCALES says whether there are any, A_STEP and B_STEP whether one for each (1)
 // or one for all (0).
+struct Row {
+    float scale;
+    int zero;
+};
+
 __device__ __forceinline__ float row_scale(const Arguments& arguments, int m) {
+#if ELEMENT_BYTES == 2
+    return arguments.alpha;
+#else
     return FINISH_SCALES ? __ldg(arguments.a_scale + (long long)m * A_STEP) : 1.0f;
+#endif
 }
 
-__device__ __forceinline__ float col_scale(const Arguments& arguments, int n) {
-    return FINISH_SCALES ? __ldg(arguments.b_scale + (long long)n * B_STEP) : 1.0f;
+__device__ __forceinline__ Row row_of(const Arguments& arguments, int m) {
+    return {row_scale(arguments, m), HAS_ZERO ? __ldg(arguments.a_zero + (long long)m * arguments.zero_step) : 0};
+}
+
+// The sum of a row of B, of which a zero point of A has added too many.
+__device__ __forceinline__ int col_total(const Arguments& arguments, int n) {
+    return HAS_ZERO ? __ldg(arguments.b_sums + n) : 0;
+}
+
+__device__ __forceinline__ float col_scale(const Arguments& arguments, const Place& tile, int n) {
+    return FINISH_SCALES ? __ldg(arguments.b_scale + tile.b_whole_scale(arguments) + (long long)n * B_STEP) : 1.0f;
+}
+
+__device__ __forceinline__ float widened(const void* values, int type, long long at) {
+    if (type == FP32) return static_cast<const float*>(values)[at];
+    const unsigned short half = static_cast<const unsigned short*>(values)[at];
+    return type == FP16 ? widen_fp16(half) : __uint_as_float(u32(half) << 16);
 }
 
 __device__ __forceinline__ float bias_at(const Arguments& arguments, int n) {
-    if constexpr (!HAS_BIAS) return 0.0f;
-    if (arguments.bias_type == FP32) return __ldg(static_cast<const float*>(arguments.bias) + n);
-    const unsigned short half = __ldg(static_cast<const unsigned short*>(arguments.bias) + n);
-    return arguments.bias_type == FP16 ? widen_fp16(half) : __uint_as_float(u32(half) << 16);
+    return HAS_BIAS ? widened(arguments.bias, arguments.bias_type, n) : 0.0f;
 }
 
-__device__ __forceinline__ float finished(float sum, float row, float col, float bias) {
-    if constexpr (FINISH_SCALES) sum *= row * col;
+// beta C is added last. C may be D itself: who reads an element is who writes it.
+__device__ __forceinline__ float with_c(float value, const Arguments& arguments, int m, int n) {
+#if HAS_C
+    m = min(m, arguments.shape_m - 1), n = min(n, SHAPE_N - 1);
+    value += arguments.beta * widened(arguments.c, arguments.c_type, m * arguments.c_row + n * arguments.c_col);
+#endif
+    return value;
+}
+
+__device__ __forceinline__ float finished(float sum, const Row& row, float col, float bias, int) {
+    if constexpr (FINISH_SCALES) sum *= row.scale * col;
+    if constexpr (ELEMENT_BYTES == 2) sum *= row.scale;
     if constexpr (HAS_BIAS) sum += bias;
     return sum;
 }
+
+// Exact sums are to be right to one rounding of the result. In 16 bits the rounding of a float does not show, unless a
+// bias cancels the product; where it would, the product is carried in two floats, and in a double if scales are so
+// large or small that two floats do not hold it.
+__device__ __forceinline__ float finished(int sum, const Row& row, float col, float bias, int total) {
+    const float scale = row.scale * col;
+    if constexpr (!HAS_BIAS && !HAS_ZERO && OUT_TYPE != FP32) return __int2float_rn(sum) * scale;
+    if (HAS_ZERO || !(fabsf(scale) > 1e-25f && fabsf(scale) < 1e25f)) {
+        const double whole = static_cast<double>(sum - static_cast<long long>(row.zero) * total);
+        return static_cast<float>(whole * row.scale * col + static_cast<double>(bias));
+    }
+    const float high = __int2float_rn(sum), low = __int2float_rn(sum - __float2int_rn(high));  // together exact
+    const float rest = fmaf(high, fmaf(row.scale, col, -scale), low * scale);
+    if constexpr (!HAS_BIAS) return fmaf(high, scale, rest);
+    // Rounded one by one: a product that is joined with the addition would not be the one whose rest is taken below.
+    const float product = __fmul_rn(high, scale), whole = __fadd_rn(product, bias), part = whole - product;
+    const float lost = fmaf(high, scale, -product) + ((product - (whole - part)) + (bias - part));
+    return whole + (lost + rest);
+}
+
+// Sums travel between blocks as they are, whatever their type.
+__device__ __forceinline__ float bits(float sum) { return sum; }
+__device__ __forceinline__ float bits(int sum) { return __int_as_float(sum); }
 
 __device__ __forceinline__ void store_one(const Arguments& arguments, int m, int n, float value) {
     const long long at = m * arguments.out_stride + n;
@@ -44,26 +99,32 @@ __device__ __forceinline__ void store_one(const Arguments& arguments, int m, int
 struct Columns {
     static constexpr int PARTS = (TILE_COLS + 31) / 32;
     float scale[PARTS], bias[PARTS];
+    int total[PARTS];
 
-    __device__ __forceinline__ Columns(const Arguments& arguments, int first_col) {
+    __device__ __forceinline__ Columns(const Arguments& arguments, const Place& tile, int first_col) {
 #pragma unroll
         for (int i = 0; i < PARTS; ++i) {
             const int n = min(first_col + 32 * i + static_cast<int>(threadIdx.x % 32), SHAPE_N - 1);
-            scale[i] = col_scale(arguments, n);
+            scale[i] = col_scale(arguments, tile, n);
             bias[i] = bias_at(arguments, n);
+            total[i] = col_total(arguments, n);
         }
     }
 
     // The finished sum of a column of the tile: `eight` is a multiple of 8, known when compiling.
-    __device__ __forceinline__ float finish(float sum, float row, int eight, int offset) const {
+    template <class Sum>
+    __device__ __forceinline__ float finish(Sum sum, const Row& row, int eight, int offset) const {
         const int lane = eight % 32 + offset;
         const float s = FINISH_SCALES ? __shfl_sync(~0u, scale[eight / 32], lane) : 1.0f;
         const float b = HAS_BIAS ? __shfl_sync(~0u, bias[eight / 32], lane) : 0.0f;
-        return finished(sum, row, s, b);
+        const int t = HAS_ZERO ? __shfl_sync(~0u, total[eight / 32], lane) : 0;
+        return finished(sum, row, s, b, t);
     }
 };
 
-#if SWAP
+#if SWAP && GROUPED
+#include "sm90/epilogue_turn.cuh"
+#elif SWAP
 #include "sm90/epilogue_reduce.cuh"
 #elif OUT_BY_TMA
 #include "sm90/epilogue_tma.cuh"

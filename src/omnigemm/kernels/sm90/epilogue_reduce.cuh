@@ -1,21 +1,14 @@
-// Swapped operands: a tile's rows are columns of D, and they are turned in shared memory on their way out. If K was
-// split, the blocks of the cluster have a part of the sums each. The tile's tokens are dealt out to them in groups of
-// 8, everyone sends its part of a group to the block that owns it, and the owner adds the parts, always in the same
-// order.
+// Swapped operands, one tile for a block. If K was split, the blocks of the cluster have a part of the sums each. The
+// tile's tokens are dealt out to them in groups of 8, everyone sends its part of a group to the block that owns it, and
+// the owner adds the parts, always in the same order.
 #pragma once
-#include "sm90/epilogue.cuh"
+#include "sm90/turned.cuh"
 
-struct Epilogue {
-    static_assert(WAVES == 1, "64 columns of D for each math group");
-    static constexpr int MATH_THREADS = 128 * MATH_GROUPS, QUADS = TILE_ROWS / 4;
-    static constexpr bool USES_MAP = false;
-    static constexpr int GROUPS = TILE_COLS / 8;                      // of tokens
+struct Epilogue : Turned {
     static constexpr int OWNED = (GROUPS + SPLIT - 1) / SPLIT;        // the most that a block has
     static constexpr int PART_BYTES = MATH_THREADS * sizeof(float4);  // of a group, as the threads have it
     static constexpr int BYTES = SPLIT > 1 ? OWNED * SPLIT * PART_BYTES : 0;
-    // A row of D, in floats: no bank is written twice at a time. The rows take the place of the stages, for a block has
-    // one tile only.
-    static constexpr int PITCH = TILE_ROWS + 4;
+    // Turned rows take the place of the stages, for a block has one tile only.
     static_assert(OWNED * 8 * PITCH * 4 <= STAGES * STAGE_BYTES, "the sums fit where the stages were");
 
     static __device__ __forceinline__ int split_rank() { return SPLIT > 1 ? cluster_ctarank() / SHARE : 0; }
@@ -29,35 +22,30 @@ struct Epilogue {
             mbarrier_arrive_expect_tx(arrived, owned * SPLIT * PART_BYTES);
         }
     }
-    static __device__ __forceinline__ void finish() {}
 
-    static __device__ __forceinline__ void store_four(const Arguments& arguments, int m, int n, const float (&v)[4]) {
-        const long long at = m * arguments.out_stride + n;
-        constexpr int size = OUT_TYPE == FP32 ? 4 : 2;
-        char* target = static_cast<char*>(arguments.out) + at * size;
-        if (n + 4 <= SHAPE_N && reinterpret_cast<u64>(target) % (4 * size) == 0) {
-            if constexpr (OUT_TYPE == FP32)
-                *reinterpret_cast<float4*>(target) = make_float4(v[0], v[1], v[2], v[3]);
-            else
-                *reinterpret_cast<uint2*>(target) = make_uint2(pack_out(v[0], v[1]), pack_out(v[2], v[3]));
-        } else {
-            for (int i = 0; i < 4 && n + i < SHAPE_N; ++i) store_one(arguments, m, n + i, v[i]);
-        }
-    }
-
-    // Four sums of a thread: two tokens, of a group's 8, by two columns of D.
-    static __device__ __forceinline__ void turn(float* turned, const float (&v)[4], int group, int row_in_tile) {
-        const int token = group * 8 + threadIdx.x % 4 * 2;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) turned[(token + j % 2) * PITCH + row_in_tile + j / 2 * 8] = v[j];
-    }
-
-    template <int waves, int regs>
-    static __device__ __forceinline__ void store(const float (&sums)[waves][regs], char* parts, char* stages,
+    template <class Sum, int waves, int regs>
+    static __device__ __forceinline__ void store(const Sum (&sums)[waves][regs], char* parts, char* stages,
                                                  u64* arrived, const TensorMap*, const Arguments& arguments, int,
-                                                 const Tile& tile, int row_in_tile) {
-        float* turned = reinterpret_cast<float*>(stages);
+                                                 const Place& tile, int row_in_tile) {
+        Sum* turned = reinterpret_cast<Sum*>(stages);
         const int mine = split_rank();
+        // A thread finishes four columns of D, of one token in each group. Scales and bias are read now, for they take
+        // as long to come as the others' sums.
+        const int in_group = threadIdx.x / QUADS, col = threadIdx.x % QUADS * 4, n = tile.row * TILE_ROWS + col;
+        float col_scales[4], biases[4];
+        int totals[4];
+        Row rows[OWNED];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            col_scales[j] = col_scale(arguments, tile, min(n + j, SHAPE_N - 1));
+            biases[j] = bias_at(arguments, min(n + j, SHAPE_N - 1));
+            totals[j] = col_total(arguments, min(n + j, SHAPE_N - 1));
+        }
+#pragma unroll
+        for (int i = 0; i < OWNED; ++i) {
+            const int m = tile.col * TILE_COLS + (i * SPLIT + mine) * 8 + in_group;
+            rows[i] = row_of(arguments, min(m, arguments.shape_m - 1));
+        }
         if constexpr (SPLIT > 1) {
             const int neighbours = cluster_ctarank() - mine * SHARE;
             if constexpr (SHARE == 1) cluster_wait();  // everyone is ready to receive
@@ -65,8 +53,8 @@ struct Epilogue {
             for (int group = 0; group < GROUPS; ++group) {
                 const char* place = parts + (group / SPLIT * SPLIT + mine) * PART_BYTES + threadIdx.x * sizeof(float4);
                 const int owner = neighbours + group % SPLIT * SHARE;
-                const float* v = sums[0] + 4 * group;
-                st_async_v4(mapa(place, owner), v[0], v[1], v[2], v[3], mapa(arrived, owner));
+                const Sum* v = sums[0] + 4 * group;
+                st_async_v4(mapa(place, owner), bits(v[0]), bits(v[1]), bits(v[2]), bits(v[3]), mapa(arrived, owner));
             }
         }
         named_barrier_sync(1, MATH_THREADS);  // the last products are read
@@ -75,12 +63,13 @@ struct Epilogue {
 #pragma unroll
             for (int i = 0; i < OWNED; ++i) {
                 if (i * SPLIT + mine >= GROUPS) break;
-                float sum[4] = {};
+                Sum sum[4] = {};
 #pragma unroll
                 for (int part = 0; part < SPLIT; ++part) {
-                    const float4 v = *reinterpret_cast<const float4*>(parts + (i * SPLIT + part) * PART_BYTES +
-                                                                      threadIdx.x * sizeof(float4));
-                    sum[0] += v.x, sum[1] += v.y, sum[2] += v.z, sum[3] += v.w;
+                    const Four<Sum> v = *reinterpret_cast<const Four<Sum>*>(parts + (i * SPLIT + part) * PART_BYTES +
+                                                                            threadIdx.x * sizeof(float4));
+#pragma unroll
+                    for (int j = 0; j < 4; ++j) sum[j] += v.of[j];
                 }
                 turn(turned, sum, i, row_in_tile);
             }
@@ -93,19 +82,15 @@ struct Epilogue {
         }
         named_barrier_sync(1, MATH_THREADS);
 
-        for (int i = threadIdx.x; i < OWNED * 8 * QUADS; i += MATH_THREADS) {
-            const int row = i / QUADS, col = i % QUADS * 4;
-            const int token = (row / 8 * SPLIT + mine) * 8 + row % 8;
-            const int m = tile.col * TILE_COLS + token, n = tile.row * TILE_ROWS + col;
-            if (token >= TILE_COLS || m >= arguments.shape_m || n >= SHAPE_N) continue;
-            const float4 sum = *reinterpret_cast<const float4*>(turned + row * PITCH + col);
-            float v[4] = {sum.x, sum.y, sum.z, sum.w};
-            const float scale = row_scale(arguments, m);
 #pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const int at = min(n + j, SHAPE_N - 1);
-                v[j] = finished(v[j], scale, col_scale(arguments, at), bias_at(arguments, at));
-            }
+        for (int i = 0; i < OWNED; ++i) {
+            const int token = (i * SPLIT + mine) * 8 + in_group, m = tile.col * TILE_COLS + token;
+            if (token >= TILE_COLS || m >= arguments.shape_m || n >= SHAPE_N) continue;
+            const Four<Sum> sum = *reinterpret_cast<const Four<Sum>*>(turned + (i * 8 + in_group) * PITCH + col);
+            float v[4];
+#pragma unroll
+            for (int j = 0; j < 4; ++j)
+                v[j] = with_c(finished(sum.of[j], rows[i], col_scales[j], biases[j], totals[j]), arguments, m, n + j);
             store_four(arguments, m, n, v);
         }
     }

@@ -20,36 +20,56 @@ struct Epilogue {
         if (storing_thread()) bulk_wait_group_read<0>();
     }
 
-    template <int waves, int regs>
-    static __device__ __forceinline__ void store(const float (&sums)[waves][regs], char* out, char*, u64*,
+    // A wave's first rows only, without the copy engine, which writes them all.
+    static __device__ __forceinline__ void store_rows(const char* buffer, const Arguments& arguments, int m, int rows,
+                                                      int first_col) {
+        constexpr int CHUNKS = TILE_COLS / 8;  // of 16 bytes
+        for (int i = threadIdx.x % 128; i < rows * CHUNKS; i += 128) {
+            const int row = i / CHUNKS, col = i % CHUNKS * 8, chunk = col % SLAB / 8;
+            const int swizzled = chunk ^ row * (SLAB * 2) / 128 % (SLAB / 8);
+            if (first_col + col < SHAPE_N)
+                *reinterpret_cast<uint4*>(static_cast<unsigned short*>(arguments.out) +
+                                          (m + row) * arguments.out_stride + first_col + col) =
+                    *reinterpret_cast<const uint4*>(buffer + col / SLAB * SLAB_BYTES + row * SLAB * 2 + swizzled * 16);
+        }
+    }
+
+    template <class Sum, int waves, int regs>
+    static __device__ __forceinline__ void store(const Sum (&sums)[waves][regs], char* out, char*, u64*,
                                                  const TensorMap* map, const Arguments& arguments, int math_group,
-                                                 const Tile& tile, int row_in_tile) {
+                                                 const Place& tile, int row_in_tile) {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
         const int row = warp * 16 + lane % 16;  // that this lane writes, of the wave's 64
-        const int first_row = tile.row * TILE_ROWS + math_group * 64 * WAVES, first_col = tile.col * TILE_COLS;
-        const Columns columns(arguments, first_col);
+        const int first_row = tile.row * TILE_ROWS + math_group * GROUP_ROWS, first_col = tile.col * TILE_COLS;
+        const Columns columns(arguments, tile, first_col);
         const int offset = lane % 4 * 2;
 #pragma unroll
         for (int wave = 0; wave < waves; ++wave) {
+            // Rows that are the product's own; in groups, those behind them are another's.
+            const int left = tile.rows(arguments) - first_row - wave * WAVE_ROWS;
+            if (GROUPED && left <= 0) break;
             char* buffer = out + math_group * GROUP_BYTES + wave % OUT_BUFFERS * WAVE_BYTES;
             if (wave % OUT_BUFFERS == 0) {
                 finish();
                 named_barrier_sync(1 + math_group, 128);
             }
-            const int m = tile.row * TILE_ROWS + row_in_tile + wave * 64;
-            const float top = row_scale(arguments, min(m, arguments.shape_m - 1));
-            const float bottom = row_scale(arguments, min(m + 8, arguments.shape_m - 1));
+            const int m = tile.row * TILE_ROWS + row_in_tile + wave * WAVE_ROWS;
+            const Row top = row_of(arguments, tile.a_scale_row(arguments) + min(m, tile.rows(arguments) - 1));
+            const Row bottom = row_of(arguments, tile.a_scale_row(arguments) + min(m + 8, tile.rows(arguments) - 1));
 #pragma unroll
             for (int j = 0; j < TILE_COLS / 16; ++j) {
                 u32 packed[4];
 #pragma unroll
                 for (int part = 0; part < 2; ++part) {  // 8 columns each
-                    const float* v = sums[wave] + 8 * j + 4 * part;
+                    const Sum* v = sums[wave] + 8 * j + 4 * part;
                     const int eight = 16 * j + 8 * part;
-                    packed[2 * part] = pack_out(columns.finish(v[0], top, eight, offset),
-                                                columns.finish(v[1], top, eight, offset + 1));
-                    packed[2 * part + 1] = pack_out(columns.finish(v[2], bottom, eight, offset),
-                                                    columns.finish(v[3], bottom, eight, offset + 1));
+                    const int n = first_col + eight + offset;
+                    packed[2 * part] =
+                        pack_out(with_c(columns.finish(v[0], top, eight, offset), arguments, m, n),
+                                 with_c(columns.finish(v[1], top, eight, offset + 1), arguments, m, n + 1));
+                    packed[2 * part + 1] =
+                        pack_out(with_c(columns.finish(v[2], bottom, eight, offset), arguments, m + 8, n),
+                                 with_c(columns.finish(v[3], bottom, eight, offset + 1), arguments, m + 8, n + 1));
                 }
                 const int col = 16 * j + lane / 16 * 8, chunk = col % SLAB / 8;  // of 16 bytes; swizzled as TMA expects
                 const int swizzled = chunk ^ row * (SLAB * 2) / 128 % (SLAB / 8);
@@ -58,10 +78,13 @@ struct Epilogue {
             }
             fence_proxy_async();
             named_barrier_sync(1 + math_group, 128);
-            if (storing_thread()) {
+            if (GROUPED && left < 64) {
+                store_rows(buffer, arguments, tile.out_row(arguments) + first_row + wave * WAVE_ROWS, left, first_col);
+            } else if (storing_thread()) {
 #pragma unroll
                 for (int slab = 0; slab < TILE_COLS / SLAB; ++slab)
-                    tma_store_2d(map, buffer + slab * SLAB_BYTES, first_col + slab * SLAB, first_row + wave * 64);
+                    tma_store_2d(map, buffer + slab * SLAB_BYTES, first_col + slab * SLAB,
+                                 tile.out_row(arguments) + first_row + wave * WAVE_ROWS);
                 bulk_commit_group();
             }
         }

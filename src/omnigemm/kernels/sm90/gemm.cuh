@@ -7,16 +7,24 @@
 // A cluster of blocks works together in two ways. SHARE blocks have neighbouring tiles, and each loads its part of the
 // operand that they have in common for all of them. SPLIT blocks have the same tile and a part of K each.
 //
-// A stage carries the operands of 128 of K, by TMA, and the scales that belong to them, by warps of their own.
+// Which tiles there are is a header of its own: those of one product (work_dense.cuh), or of many groups of rows
+// (work_groups.cuh), each with its own weight.
+//
+// A stage carries 128 bytes of K of the operands, by TMA, and the scales that belong to them, by warps of their own. An
+// operand is turned if its rows, and not K, lie side by side in memory: the tensor cores read 16-bit ones either way.
 //
 // The source that includes this (see sm90.py) defines the constants in capitals that are not defined here.
 #pragma once
 #include "common/pipeline.cuh"
-#include "common/scheduler.cuh"
 
-constexpr int BLOCK_K = 128;  // bytes: one swizzled row, and one block of scales
-constexpr int K_BLOCKS = (SHAPE_K + BLOCK_K - 1) / BLOCK_K;
+constexpr int BLOCK_K = 128;                       // bytes: one swizzled row, and one block of scales
+constexpr int ELEMENTS = BLOCK_K / ELEMENT_BYTES;  // of K in a block
+constexpr int K_BLOCKS = (SHAPE_K + ELEMENTS - 1) / ELEMENTS;
 constexpr int TILE_ROWS = 64 * WAVES * MATH_GROUPS;
+// From a math group's rows to the next one's, and from its first 64 to its next. In a group's last tile the rows that
+// are missing are the last ones, so there the math groups take turns, and have equally much to do.
+constexpr int GROUP_ROWS = GROUPED ? 64 : 64 * WAVES;
+constexpr int WAVE_ROWS = GROUPED ? 64 * MATH_GROUPS : 64;
 constexpr int LEFT_BYTES = TILE_ROWS * BLOCK_K;
 constexpr int RIGHT_BYTES = TILE_COLS * BLOCK_K;
 constexpr int STAGE_BYTES = LEFT_BYTES + RIGHT_BYTES;
@@ -43,14 +51,15 @@ constexpr int SCALES_AT_ONCE = 4;                   // blocks of K, that is, of 
 static_assert(SCALES_AT_ONCE % DEPTH == 0, "parts of K are whole groups of DEPTH");
 constexpr bool ONE_READ = K_BLOCKS % SCALES_AT_ONCE == 0;  // each row of scales begins at 16 bytes
 constexpr int SCALE_WARPS = STAGE_SCALES == 0 ? 0 : LOADER_WARPS - 1;
-constexpr int LOADER_REGISTERS = ONE_READ ? 56 : 72;
-constexpr int MATH_REGISTERS = ONE_READ ? 224 : 216;
+constexpr int LOADER_REGISTERS = SCALE_WARPS == 0 ? 40 : ONE_READ ? 56 : 72;
+constexpr int MATH_REGISTERS = SCALE_WARPS == 0 ? 232 : ONE_READ ? 224 : 216;
 
 // Where a row's or column's scale lies in its stage: such that a math thread reads all of its rows' at once, and the
 // columns' in fours. Every read takes its time on the way to shared memory, which is also that of the operands.
 constexpr int ROWS_EACH = 2 * WAVES;  // of a thread: two of 16 in each wave
 __device__ __forceinline__ int left_place(int row) {
-    const int warp = row / (64 * WAVES) * 4 + row % 64 / 16, wave = row / 64 % WAVES;
+    const int group = GROUPED ? row / GROUP_ROWS % MATH_GROUPS : row / GROUP_ROWS;
+    const int warp = group * 4 + row % 64 / 16, wave = row / WAVE_ROWS % WAVES;
     return (warp * 8 + row % 8) * ROWS_EACH + wave * 2 + row / 8 % 2;
 }
 constexpr bool FOURS = RIGHT_SCALE == PER_ROW && TILE_COLS % 16 == 0;
@@ -65,12 +74,36 @@ struct Arguments {
     void* out;
     long long out_stride;  // in elements
     int shape_m;
-    int bias_type;  // of epilogue.cuh
-    int early;      // nothing that is queued before this kernel writes B: it may be read at once
+    int bias_type;      // of epilogue.cuh
+    int early;          // nothing that is queued before this kernel writes B: it may be read at once
+    int zero_step;      // 1: a zero point for each row of A, 0: one for all
+    const int* a_zero;  // with HAS_ZERO
+    const int* b_sums;  // of its rows
+#if ELEMENT_BYTES == 2  // D = alpha A B + beta C
+    float alpha, beta;
+    const void* c;
+    long long c_row, c_col;  // from element to element
+    int c_type;              // of epilogue.cuh
+#endif
+#if GROUPED
+    const int* groups;             // where each ends, or how many rows of its slab it has
+    int group_count;               // shape_m is then the number of all rows, or of a slab's
+    int a_slab, b_slab, out_slab;  // rows from a group's to the next one's, as the tensors lie
+    int b_scale_step;              // the same of scales that hold for all of K
+#endif
 };
 
+#if GROUPED
+#include "sm90/work_groups.cuh"
+#else
+#include "sm90/work_dense.cuh"
+#endif
 #include "sm90/epilogue.cuh"
+#if INT8 || ELEMENT_BYTES == 2
+#include "sm90/mainloop_straight.cuh"
+#else
 #include "sm90/mainloop_fp8.cuh"
+#endif
 
 using Ring = Pipeline<STAGES>;
 
@@ -82,47 +115,23 @@ struct Shared {
     u64* arrived;  // the parts of the sums that other blocks have
 };
 
-// What a block works on: its tiles, one after the other, and its part of K.
-struct Work {
-    int left_rows, right_rows;
-    int row_packs, col_packs;  // tiles, in packs of those that a cluster works on together
-    int share_rank, first_block, end_block;
-
-    __device__ __forceinline__ Work(int shape_m) {
-        const int rank = CLUSTER > 1 ? cluster_ctarank() : 0, split_rank = rank / SHARE;
-        left_rows = SWAP ? SHAPE_N : shape_m;
-        right_rows = SWAP ? shape_m : SHAPE_N;
-        row_packs = (left_rows + TILE_ROWS * RIGHT_SHARE - 1) / (TILE_ROWS * RIGHT_SHARE);
-        col_packs = (right_rows + TILE_COLS * LEFT_SHARE - 1) / (TILE_COLS * LEFT_SHARE);
-        share_rank = rank % SHARE;
-        // Parts of K begin where scales are read, and are whole groups of DEPTH; what lies past K is zero.
-        constexpr int groups = (K_BLOCKS + SCALES_AT_ONCE - 1) / SCALES_AT_ONCE;
-        constexpr int end = (K_BLOCKS + DEPTH - 1) / DEPTH * DEPTH;
-        first_block = groups * split_rank / SPLIT * SCALES_AT_ONCE;
-        end_block = min(groups * (split_rank + 1) / SPLIT * SCALES_AT_ONCE, end);
-    }
-    __device__ __forceinline__ int blocks() const { return end_block - first_block; }
-    __device__ __forceinline__ int first() const { return blockIdx.x / CLUSTER; }
-    __device__ __forceinline__ int step() const { return gridDim.x / CLUSTER; }
-    __device__ __forceinline__ bool has(int index) const { return index < row_packs * col_packs; }
-    __device__ __forceinline__ Tile tile(int index) const {
-        const Tile pack = dense_tile(index, row_packs, col_packs, BAND);
-        return {pack.row * RIGHT_SHARE + (RIGHT_SHARE > 1 ? share_rank : 0),
-                pack.col * LEFT_SHARE + (LEFT_SHARE > 1 ? share_rank : 0)};
-    }
-};
-
 // One operand's tile; of a shared one, this block's part, to all blocks that share it.
-template <int rows, int share>
-__device__ __forceinline__ void load_operand(char* target, const TensorMap* map, u64* full, int block, int tile,
-                                             const Work& work) {
-    if constexpr (share == 1) {
-        tma_load_2d(target, map, full, block * BLOCK_K, tile * rows);
-    } else {
-        constexpr int part = rows / share;
-        const unsigned short sharers = ((1 << share) - 1) << (cluster_ctarank() - work.share_rank);
-        tma_load_2d_multicast(target + work.share_rank * part * BLOCK_K, map, full, block * BLOCK_K,
-                              tile * rows + work.share_rank * part, sharers);
+template <int rows, int share, bool turned>
+__device__ __forceinline__ void load_operand(char* target, const TensorMap* map, u64* full, int block, int before,
+                                             int inside, const Work& work) {
+    constexpr int part = rows / share, copies = turned ? part / 64 : 1;
+    // A group's operand begins `before` lines of memory further on.
+    const int first = (turned ? 0 : before) + inside, k = (turned ? before : 0) + block * ELEMENTS;
+    const int from = share > 1 ? work.share_rank * part : 0;
+    const unsigned short sharers = share > 1 ? ((1 << share) - 1) << (cluster_ctarank() - work.share_rank) : 0;
+#pragma unroll
+    for (int copy = 0; copy < copies; ++copy) {
+        const int row = first + from + copy * 64;
+        char* to = target + (from + copy * 64) * BLOCK_K;
+        if constexpr (share > 1)
+            tma_load_2d_multicast(to, map, full, turned ? row : k, turned ? k : row, sharers);
+        else
+            tma_load_2d(to, map, full, turned ? row : k, turned ? k : row);
     }
 }
 
@@ -130,30 +139,34 @@ struct Loader {
     const Work& work;
     const Shared& shared;
     const TensorMap *left, *right;
+    const Arguments& arguments;
 
-    __device__ __forceinline__ void load(bool the_left, int stage, int block, const Tile& tile) const {
+    __device__ __forceinline__ void load(bool the_left, int stage, int block, const Place& tile) const {
         char* target = shared.stages + stage * STAGE_BYTES;
         u64* full = &shared.ring->full[stage];
+        const int before = the_left == SWAP ? tile.b_row(arguments) : tile.a_row(arguments);
         if (the_left)
-            load_operand<TILE_ROWS, LEFT_SHARE>(target, left, full, block, tile.row, work);
+            load_operand<TILE_ROWS, LEFT_SHARE, LEFT_TURNED>(target, left, full, block, before, tile.row * TILE_ROWS,
+                                                             work);
         else
-            load_operand<TILE_COLS, RIGHT_SHARE>(target + LEFT_BYTES, right, full, block, tile.col, work);
+            load_operand<TILE_COLS, RIGHT_SHARE, RIGHT_TURNED>(target + LEFT_BYTES, right, full, block, before,
+                                                               tile.col * TILE_COLS, work);
     }
-    __device__ __forceinline__ void load_weights(int stage, int block, const Tile& tile) const {
+    __device__ __forceinline__ void load_weights(int stage, int block, const Place& tile) const {
         mbarrier_arrive_expect_tx(&shared.ring->full[stage], STAGE_BYTES);
         load(SWAP, stage, block, tile);
     }
 
     // The first weights, as far as the ring goes, are loaded before the work before this kernel is done, if nothing in
     // it writes them.
-    __device__ __forceinline__ void run(bool early) const {
+    __device__ __forceinline__ void run() const {
         Position<STAGES> at;
-        int ahead = early && work.has(work.first()) ? min(STAGES, work.blocks()) : 0;
+        int ahead = !GROUPED && arguments.early && work.has(work.first()) ? min(STAGES, work.blocks()) : 0;
 #pragma unroll 1
         for (int i = 0; i < ahead; ++i) load_weights(i, work.first_block + i, work.tile(work.first()));
         griddepcontrol_wait();
         for (int index = work.first(); work.has(index); index += work.step()) {
-            const Tile tile = work.tile(index);
+            const Place tile = work.tile(index);
 #pragma unroll 1
             for (int block = work.first_block; block < work.end_block; ++block, --ahead) {
                 if (ahead <= 0) {
@@ -193,14 +206,16 @@ __device__ __forceinline__ void load_scales(const Work& work, const Shared& shar
     griddepcontrol_wait();
     Position<STAGES> at;
     for (int index = work.first(); work.has(index); index += work.step()) {
-        const Tile tile = work.tile(index);
-        const int first_row = tile.row * TILE_ROWS, last_row = work.left_rows - 1;
-        const int first_col = tile.col * TILE_COLS, last_col = work.right_rows - 1;
+        const Place tile = work.tile(index);
+        const int rows = tile.rows(arguments), a_before = tile.a_scale_row(arguments), b_before = tile.b_scale_row();
+        const int first_row = tile.row * TILE_ROWS, last_row = (SWAP ? SHAPE_N : rows) - 1;
+        const int first_col = tile.col * TILE_COLS, last_col = (SWAP ? rows : SHAPE_N) - 1;
+        const int left_before = SWAP ? b_before : a_before, right_before = SWAP ? a_before : b_before;
         for (int block = work.first_block; block < work.end_block; block += LANES * SCALES_AT_ONCE) {
             const int from = block + part * SCALES_AT_ONCE;
             float values[EACH + !EACH][SCALES_AT_ONCE] = {}, folded[SCALES_AT_ONCE];
-            if constexpr (LEFT_FOLDED) read_scales(folded, left, min(first_row, last_row) / 128, from);
-            if constexpr (RIGHT_FOLDED) read_scales(folded, right, min(first_col, last_col) / 128, from);
+            if constexpr (LEFT_FOLDED) read_scales(folded, left, left_before + min(first_row, last_row) / 128, from);
+            if constexpr (RIGHT_FOLDED) read_scales(folded, right, right_before + min(first_col, last_col) / 128, from);
 #pragma unroll
             for (int j = 0; j < EACH; ++j) {
                 const int first = warp * AT_ONCE + j * STEP;
@@ -208,9 +223,9 @@ __device__ __forceinline__ void load_scales(const Work& work, const Shared& shar
                 const bool on_left = first < LEFT_SCALES;
                 const int row = first_row + first + inside, col = first - LEFT_SCALES + inside;
                 // Rows past the end repeat the last one's.
-                const int which = on_left                  ? min(row, last_row)
-                                  : RIGHT_SCALE == PER_ROW ? min(first_col + col, last_col)
-                                                           : min(first_col / 128 + col, last_col / 128);
+                const int which = on_left                  ? left_before + min(row, last_row)
+                                  : RIGHT_SCALE == PER_ROW ? right_before + min(first_col + col, last_col)
+                                                           : right_before + min(first_col / 128 + col, last_col / 128);
                 read_scales(values[j], on_left ? left : right, which, from);
                 if constexpr (LEFT_FOLDED || RIGHT_FOLDED)
 #pragma unroll
@@ -250,7 +265,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     Ring* ring = reinterpret_cast<Ring*>(scales + STAGES * STAGE_SCALES);
     const Shared shared{memory, stages, scales, ring, reinterpret_cast<u64*>(ring + 1)};
     const int warp = uniform(threadIdx.x / 32), group = warp / 4, loader = warp - 4 * MATH_GROUPS;
-    const Work work(arguments.shape_m);
+    Work work(arguments);
 
     if (threadIdx.x == 0) {
         prefetch_tensormap(&map_left);
@@ -259,6 +274,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         shared.ring->init(1 + SCALE_WARPS, 4 * MATH_GROUPS * SHARE);
         Epilogue::init(shared.arrived);
     }
+    work.prepare(shared.arrived + 1, warp);
     __syncthreads();
     // Others arrive at this block's barriers and write to it: at once, if they share loads, or else when they have
     // sums.
@@ -269,7 +285,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
     if (group == MATH_GROUPS) {
         if constexpr (REBALANCE) setmaxnreg_dec<LOADER_REGISTERS>();
-        if (loader == 0 && threadIdx.x % 32 == 0) Loader{work, shared, &map_left, &map_right}.run(arguments.early);
+        if (loader == 0 && threadIdx.x % 32 == 0) Loader{work, shared, &map_left, &map_right, arguments}.run();
         if (SCALE_WARPS > 0 && loader == 1) load_scales<0>(work, shared, arguments);
         if (SCALE_WARPS > 1 && loader == 2) load_scales<1>(work, shared, arguments);
         if (SCALE_WARPS > 1 && loader == 3) load_scales<2>(work, shared, arguments);
@@ -278,13 +294,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     } else {
         if constexpr (REBALANCE) setmaxnreg_inc<MATH_REGISTERS>();
         griddepcontrol_wait();
-        const int row = group * 64 * WAVES + warp % 4 * 16 + threadIdx.x % 32 / 4;
+        const int row = group * GROUP_ROWS + warp % 4 * 16 + threadIdx.x % 32 / 4;
         Mainloop mainloop(shared.stages, group, row);
         Position<STAGES> at;
         for (int index = work.first(); work.has(index); index += work.step()) {
-            const Tile tile = work.tile(index);
+            const Place tile = work.tile(index);
+            const int waves = work.waves(tile, group);
+            if (waves == 0) {
+                Mainloop::skip(shared.ring, at, work.blocks(), work.share_rank);
+                continue;
+            }
             Mainloop::Sums sums;
-            mainloop.run(sums, shared.ring, at, shared.scales, tile, work.blocks(), work.share_rank);
+            if (WAVES == 1 || waves == WAVES)
+                mainloop.run<WAVES>(sums, shared.ring, at, shared.scales, tile, work.blocks(), work.share_rank);
+            else
+                mainloop.run<1>(sums, shared.ring, at, shared.scales, tile, work.blocks(), work.share_rank);
             Epilogue::store(sums, shared.out, shared.stages, shared.arrived, &map_out, arguments, group, tile, row);
         }
         Epilogue::finish();

@@ -1,9 +1,8 @@
 // fp8 operands. Every 128 of K, what the tensor cores summed (they keep some 13 bits) is scaled and added in fp32.
 #pragma once
-#include "common/pipeline.cuh"
+#include "sm90/mainloop.cuh"
 
-struct Mainloop {
-    static constexpr int REGS = TILE_COLS / 2;  // of 64 rows by TILE_COLS columns, per thread
+struct Mainloop : Operands {
     // Columns in groups that lie in one block of 128, whatever the tile.
     static constexpr int GROUP = TILE_COLS & -TILE_COLS & 127 ? TILE_COLS & -TILE_COLS : 128;
     static_assert(RIGHT_SCALE != PER_BLOCK || (TILE_COLS - GROUP <= 128), "a tile meets at most two blocks of scales");
@@ -43,9 +42,8 @@ struct Mainloop {
         }
     };
 
-    u64 left, right;  // of the first stage
-    int row;          // the thread's first in the tile
-    int part_at;      // the column at which the second block of the right operand's scales begins
+    int row;      // the thread's first in the tile
+    int part_at;  // the column at which the second block of the right operand's scales begins
 
     // The compiler does not know that waiting for wgmma is what makes its registers readable.
     static __device__ __forceinline__ void settle(float (&part)[REGS]) {
@@ -55,9 +53,8 @@ struct Mainloop {
 
     static __device__ __forceinline__ void multiply(float (&part)[REGS], u64 left, u64 right) {
         wgmma_fence();
-        // 32 of K are 32 bytes, and descriptors count 16 bytes.
 #pragma unroll
-        for (int k = 0; k < BLOCK_K / 32; ++k) wgmma_fp8(part, left + 2 * k, right + 2 * k, k != 0);
+        for (int k = 0; k < BLOCK_K / 32; ++k) wgmma(part, left + k * LEFT_STEP, right + k * RIGHT_STEP, k != 0);
         wgmma_commit_group();
     }
 
@@ -90,28 +87,13 @@ struct Mainloop {
         }
     }
 
-    // Each warp for itself, since it waited for its own share of the products only; to every block that filled the
-    // stage.
-    static __device__ __forceinline__ void release(u64* empty, int share_rank) {
-        __syncwarp();
-        if constexpr (SHARE > 1) {
-            const int lane = threadIdx.x % 32;
-            if (lane < SHARE) mbarrier_arrive_in(empty, cluster_ctarank() - share_rank + lane);
-        } else if (threadIdx.x % 32 == 0) {
-            mbarrier_arrive(empty);
-        }
-    }
-
     __device__ __forceinline__ Mainloop(const char* stages, int row_group, int row)
-        : left(wgmma_descriptor(stages + row_group * WAVES * 64 * BLOCK_K)),
-          right(wgmma_descriptor(stages + LEFT_BYTES)),
-          row(row) {}
+        : Operands(stages, row_group), row(row) {}
 
-    // The sums of a tile.
-    template <class Ring, class At>
+    // The sums of a tile, or of its first waves: the others' are zero.
+    template <int waves, class Ring, class At>
     __device__ __forceinline__ void run(Sums& sums, Ring* ring, At& at, const float* scales, const Tile& tile,
                                         int blocks, int share_rank) {
-        constexpr int STAGE_STEP = STAGE_BYTES >> 4, WAVE_STEP = 64 * BLOCK_K >> 4;
         part_at = 128 - tile.col * TILE_COLS % 128;
 #pragma unroll
         for (int wave = 0; wave < WAVES; ++wave)
@@ -131,11 +113,11 @@ struct Mainloop {
                 multiply(part, left_now, right_now);
                 const Scales s(scales + now.stage * STAGE_SCALES, row);
 #pragma unroll
-                for (int wave = 0; wave < WAVES; ++wave) {
+                for (int wave = 0; wave < waves; ++wave) {
                     if (wave > 0) multiply(part, left_now + wave * WAVE_STEP, right_now);
                     wgmma_wait_group<0>();
                     settle(part);
-                    if (wave == WAVES - 1) {
+                    if (wave == waves - 1) {
                         release(&ring->empty[now.stage], share_rank);
                         ready =
                             mbarrier_test(&ring->full[at.stage], at.phase);  // asked early, for the answer takes time

@@ -55,6 +55,16 @@ def version() -> str:
     return found
 
 
+@cache
+def architectures() -> tuple[int, ...]:
+    """What it compiles for: 75, 80 and so on; none where it cannot be used."""
+    lib, _, _ = _library()
+    if lib is None:
+        return ()
+    status, found = lib.nvrtcGetSupportedArchs()
+    return tuple(found) if int(status) == 0 else ()
+
+
 def run(source: str, headers: Mapping[str, bytes], options: Sequence[str]) -> tuple[bytes | None, str]:
     """The cubin, or None, and the log. The bindings release the GIL while NVRTC works."""
     version()

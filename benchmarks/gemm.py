@@ -1,9 +1,10 @@
-"""Measure the blas backend beside torch's own products, on one GPU, in one run: device time, and host time of a call.
+"""Measure gemm beside torch's own products, on one GPU, in one run: device time, and host time of a call.
 
-    python benchmarks/blas.py --out /tmp/blas.json
-    python benchmarks/blas.py --op gemm_bf16
+    python benchmarks/gemm.py --out /tmp/gemm.json
+    python benchmarks/gemm.py --op gemm_bf16
 
-A ratio above 1 means that ours is faster.
+A ratio above 1 means that ours is faster: `us` is what dispatch takes, with weights stated to be constant, `us_blas`
+the blas backend.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 
 import omnigemm
-from omnigemm.bench import graph
+from omnigemm.bench import graph, host
 
 REPLAY_SECONDS = 0.012
 REPLAYS = 7
@@ -69,16 +70,23 @@ def in_turns(contenders: dict[str, Call], copies: Sequence[Any]) -> dict[str, fl
     return graph.in_turns(contenders, copies, REPLAY_SECONDS, REPLAYS)
 
 
-def row(op: str, shape: str, times: dict[str, float], floor_us: float | None = None) -> Row:
-    peers = {name: round(us, 2) for name, us in times.items() if name != "ours"}
+def row(
+    op: str, shape: str, times: dict[str, float], floor_us: float | None = None, plan: omnigemm.Plan | None = None
+) -> Row:
+    peers = {name: round(us, 2) for name, us in times.items() if name.startswith(("torch", "loop"))}
+    kernel = {"kernel": "nvidia", "backend": "blas"}
+    if plan is not None:
+        kernel = {"kernel": plan.kernel, "backend": plan.backend, **plan.config}
+    blas = {"us_blas": round(times["blas"], 2)} if "blas" in times else {}
     return {
         "op": op,
         "shape": shape,
         "us": round(times["ours"], 2),
+        **blas,
         "floor_us": floor_us,
         "peers": peers,
         "ratio": round(min(peers.values()) / times["ours"], 3),
-        "config": {"kernel": "nvidia", "backend": "blas"},
+        "config": kernel,
     }
 
 
@@ -88,13 +96,19 @@ def single(op: str, m: int, n: int, k: int) -> Row:
     a, out = torch.randn(m, k, device="cuda").to(dtype), torch.empty(m, n, device="cuda", dtype=dtype)
     count = graph.copies_needed(n * k * dtype.itemsize)
     weights = [torch.randn(n, k, device="cuda", dtype=dtype).t() for _ in range(count)]
-    calls: dict[str, Call] = {
-        "ours": lambda weight: omnigemm.gemm(a, weight, out=out, backend="blas"),
-        "torch.mm": lambda weight: torch.mm(a, weight, out=out),
-    }
+
+    def ours(weight: Any) -> None:
+        with omnigemm.settings(constant_weights=True):
+            omnigemm.gemm(a, weight, out=out)
+
+    calls: dict[str, Call] = {"ours": ours, "torch.mm": lambda weight: torch.mm(a, weight, out=out)}
+    with omnigemm.settings(constant_weights=True):
+        plan = omnigemm.plan("gemm", m=m, n=n, k=k, dtype=dtype, b_layout="col", device="cuda")
+    if plan.backend != "blas":
+        calls["blas"] = lambda weight: omnigemm.gemm(a, weight, out=out, backend="blas")
     # What an H200's memory (4.6 TB/s read) and 16-bit tensor cores (790 TFLOP/s) allow.
     floor = max((n * k + m * k + m * n) * 2 / 4.6e6, 2 * m * n * k / 790e6) if dtype.itemsize == 2 else None
-    return row(op, f"{m}x{n}x{k}", in_turns(calls, weights), None if floor is None else round(floor, 2))
+    return row(op, f"{m}x{n}x{k}", in_turns(calls, weights), None if floor is None else round(floor, 2), plan)
 
 
 def batched(batch: int, m: int, n: int, k: int) -> Row:
@@ -141,7 +155,7 @@ def grouped(groups: int, m: int, n: int, k: int) -> Row:
 
 
 def host_us() -> dict[str, float]:
-    """Host time of warm eager calls: many without waiting, the median of some batches; contenders in turns."""
+    """Of warm eager calls."""
     a, b = (torch.randn(shape, device="cuda").bfloat16() for shape in ((16, 512), (512, 512)))
     out, c = torch.empty(16, 512, device="cuda", dtype=torch.bfloat16), torch.randn(16, 512, device="cuda").bfloat16()
     weight = b.t()
@@ -149,6 +163,7 @@ def host_us() -> dict[str, float]:
     three = a.expand(4, 16, 512), torch.randn(4, 512, 512, device="cuda").bfloat16()
     calls: dict[str, Callable[[], object]] = {
         "gemm, out=": lambda: omnigemm.gemm(a, weight, out=out),
+        "gemm by blas, out=": lambda: omnigemm.gemm(a, weight, out=out, backend="blas"),
         "torch.mm, out=": lambda: torch.mm(a, weight, out=out),
         "gemm": lambda: omnigemm.gemm(a, weight),
         "torch.mm": lambda: torch.mm(a, weight),
@@ -159,17 +174,7 @@ def host_us() -> dict[str, float]:
         "gemm, batch": lambda: omnigemm.gemm(*three),
         "torch.bmm": lambda: torch.bmm(*three),
     }
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(16):
-        for name, call in calls.items():
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            for _ in range(300):
-                call()
-            taken = (time.perf_counter() - start) / 300 * 1e6
-            if turn:
-                times[name].append(taken)
-    return {name: round(statistics.median(taken), 2) for name, taken in times.items()}
+    return host.in_turns(calls)
 
 
 def measure(ops: Sequence[str] | None) -> Iterator[Row]:
@@ -203,14 +208,14 @@ def main() -> None:
     parser.add_argument("--op", action="append", choices=names, help="measure only this; repeat for several")
     given = parser.parse_args()
     if not torch.cuda.is_available():
-        sys.exit("benchmarks/blas.py: there is no NVIDIA GPU on this machine")
+        sys.exit("benchmarks/gemm.py: there is no NVIDIA GPU on this machine")
     begin = time.perf_counter()
     found = omnigemm.explain("gemm", m=16, n=576, k=7168, device="cuda")
     print(found, flush=True)
-    host = host_us()
-    for name, us in host.items():
+    hosts = host_us()
+    for name, us in hosts.items():
         print(f"host time, {name:20s} {us:6.2f} us")
-    worst = max(us for name, us in host.items() if not name.startswith("torch"))
+    worst = max(us for name, us in hosts.items() if not name.startswith("torch"))
     print(f"worst of ours: {worst} us (target {TARGET_HOST_US})\n\n{'op':22s} {'shape':20s} {'us':>9s}  ratio  peers")
     rows: list[Row] = []
     for one in measure(given.op):
@@ -226,7 +231,7 @@ def main() -> None:
             "torch": torch.__version__,
             "library": next(one.reason for one in found.candidates if one.backend == "blas"),
             "method": METHOD,
-            "host_us": host,
+            "host_us": hosts,
             "rows": rows,
         }
         given.out.write_text(json.dumps(record, indent=1) + "\n")

@@ -1,0 +1,395 @@
+"""`fp8_gemm`, `int8_gemm` and `gemm` on Hopper: a problem and a config to a compiled kernel and its launch."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core import plan as core_plan
+from ...core.dispatch import Support
+from ...core.dtypes import name_of
+from ...core.errors import DeviceError
+from ...core.plan import Plan
+from ...core.problem import Problem
+from ...core.settings import current
+from ..blas import estimate
+from . import choice, sm90
+from .gpu import Gpu
+from .jit import KernelSpec
+from .jit.loader import Loaded, is_loaded, load
+from .launch import Launcher, Matrix, raw_stream
+
+_log = logging.getLogger("omnigemm")
+ALIGN = 16  # bytes: where the copy engine wants rows to begin
+_VALUES = "PPPPqiiiiPP"  # struct Arguments of gemm.cuh
+# With many rows our kernels and cuBLAS are within a few hundredths of each other: ours has to be clearly ahead by the
+# model, unless both were measured.
+_MODELLED_ROWS, _DOUBT = 256, 1.1
+
+
+ROW_SUMS = KernelSpec(
+    "omnigemm_row_sums",
+    '#define KERNEL omnigemm_row_sums\n#include "common/row_sums.cuh"\n',
+    sm90.ARCH,
+    sm90.OPTIONS,
+)
+
+
+def variant_of(problem: Problem) -> sm90.Variant:
+    """What the kernel computes; results go out by the copy engine where rows of a dense one begin right for it."""
+    return sm90.Variant(
+        problem.n,
+        problem.k,
+        problem.a_dtype,
+        problem.b_dtype,
+        problem.a_scale,
+        problem.b_scale,
+        problem.out_dtype,
+        problem.bias,
+        problem.zero_points,
+        out_by_tma=problem.out_dtype != "fp32" and problem.n % 8 == 0,
+        a_turned=problem.op == "gemm" and problem.a_layout == "col",
+        b_turned=problem.op == "gemm" and problem.b_layout == "row",  # [K, N]
+        c=problem.c,
+    )
+
+
+def spec(config: sm90.Config, variant: sm90.Variant) -> KernelSpec:
+    return KernelSpec(sm90.name(config, variant), sm90.source(config, variant), sm90.ARCH, sm90.OPTIONS)
+
+
+def loaded(problem: Problem, config: sm90.Config, index: int) -> Loaded:
+    """The kernel, compiled if need be, on that GPU."""
+    variant = variant_of(problem)
+    wanted, shared_bytes = spec(config, variant), variant.shared_bytes(config)
+    if torch.cuda.is_current_stream_capturing() and not is_loaded(wanted, index, shared_bytes):
+        raise DeviceError(
+            f"{problem.op}: the kernel for {problem} is not compiled yet, and a CUDA graph is being captured; call "
+            f"{problem.op} once with such operands, or make the plan with omnigemm.plan, before the capture"
+        )
+    found = load(wanted, index, shared_bytes)
+    if found.local_bytes:  # slower, but right
+        _log.warning("kernel %s spills %d bytes of registers", wanted.name, found.local_bytes)
+    return found
+
+
+def pitch(x: Tensor, straight: bool = True) -> int | None:
+    """The bytes from row to row, or None where the copy engine cannot address the matrix (or, if not `straight`, where
+    a row's elements do not lie side by side)."""
+    size = x.element_size()
+    if x.size(1) > 1 and x.stride(1) != 1:
+        return None
+    if x.size(0) == 1:
+        return -(-x.size(1) * size // ALIGN) * ALIGN
+    step = x.stride(0) * size
+    if step < x.size(1) * size or (straight and step % ALIGN):
+        return None
+    return step
+
+
+def aligned(x: Tensor) -> Tensor:
+    """A matrix of the same shape whose rows the copy engine can address."""
+    step = ALIGN // x.element_size()
+    return x.new_empty(x.size(0), -(-x.size(1) // step) * step)[:, : x.size(1)]
+
+
+def aligned_copy(x: Tensor) -> Tensor:
+    copied = aligned(x)
+    if x.element_size() == 1:  # not all of these types have a copy of their own
+        copied.view(torch.uint8).copy_(x.view(torch.uint8))
+    else:
+        copied.copy_(x)
+    return copied
+
+
+class Launch:
+    """Runs one problem with one kernel. Strides and addresses may differ from call to call; odd ones cost a copy."""
+
+    def __init__(
+        self, problem: Problem, config: sm90.Config, index: int, multiprocessors: int, early: bool = False
+    ) -> None:
+        self._config, self._variant, self._early = config, variant_of(problem), early
+        self._m, self._n, self._k = problem.m, problem.n, problem.k
+        self._index, self._multiprocessors = index, multiprocessors
+        self._shared_bytes = self._variant.shared_bytes(config)
+        self._loaded = loaded(problem, config, index)
+        self._launchers: dict[Any, Launcher | None] = {}
+
+    def __call__(self, out: Tensor, *operands: Any) -> None:
+        self.bind(out, *operands)(out, *operands)
+
+    def bind(
+        self,
+        out: Tensor,
+        a: Tensor,
+        b: Tensor,
+        a_scale: Tensor,
+        b_scale: Tensor,
+        bias: Tensor | None,
+        a_zero: Tensor | None = None,
+        b_sums: Tensor | None = None,
+    ) -> core_plan.Launch:
+        """The launch for tensors with these strides, which it does not look at again; b_sums if there is an a_zero."""
+        strides = out.stride(), a.stride(), b.stride(), a_scale.stride(), b_scale.stride()
+        if strides not in self._launchers:
+            self._launchers[strides] = self._prepare(out, a, b, a_scale, b_scale)
+        launcher = self._launchers[strides]
+        if launcher is None or not all(one is None or one.is_contiguous() for one in (bias, a_zero)):
+            return self._with_copies
+        index, swap, out_stride, m = self._index, self._config.swap, out.stride(0), self._m
+        early = int(self._early)
+        kind = 0 if bias is None else sm90.TYPES[name_of(bias.dtype)]
+        current_device = torch._C._cuda_getDevice
+
+        zero_step = int(a_zero is not None and a_zero.numel() > 1)
+
+        def run(
+            out: Tensor,
+            a: Tensor,
+            b: Tensor,
+            a_scale: Tensor,
+            b_scale: Tensor,
+            bias: Tensor | None,
+            a_zero: Tensor | None = None,
+            b_sums: Tensor | None = None,
+        ) -> None:
+            to, left, right = out.data_ptr(), a.data_ptr(), b.data_ptr()
+            scales = a_scale.data_ptr(), b_scale.data_ptr()
+            if (to | left | right | scales[0] | scales[1]) % ALIGN:
+                return self._with_copies(out, a, b, a_scale, b_scale, bias, a_zero, b_sums)
+            if current_device() != index:
+                with torch.cuda.device(index):
+                    return run(out, a, b, a_scale, b_scale, bias, a_zero, b_sums)
+            addresses = (right, left, to) if swap else (left, right, to)
+            bias_at = 0 if bias is None else bias.data_ptr()
+            zeros = (0, 0, 0)
+            if a_zero is not None and b_sums is not None:
+                zeros = zero_step, a_zero.data_ptr(), b_sums.data_ptr()
+            return launcher(raw_stream(index), addresses, *scales, bias_at, to, out_stride, m, kind, early, *zeros)
+
+        return run
+
+    def _prepare(self, out: Tensor, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor) -> Launcher | None:
+        """The launch for matrices that lie like these; None if some must be copied first."""
+        config, by_tma = self._config, self._variant.stores_by_tma(self._config)
+        pitches = pitch(a), pitch(b), pitch(out, straight=by_tma)
+        if None in pitches or not (a_scale.is_contiguous() and b_scale.is_contiguous()):
+            return None
+        rows = {"left": config.rows // config.left_share, "right": config.cols // config.right_share}
+        a_side, b_side = ("right", "left") if config.swap else ("left", "right")
+        left = Matrix(self._k, self._m, 1, pitches[0] or 0, (sm90.BLOCK_K, rows[a_side]))
+        right = Matrix(self._k, self._n, 1, pitches[1] or 0, (sm90.BLOCK_K, rows[b_side]))
+        store = Matrix(self._n, self._m, 2, pitches[2] or 0, (config.slab, 64)) if by_tma else None
+        return Launcher(
+            self._loaded.kernel,
+            grid=config.grid(self._m, self._n, self._multiprocessors),
+            threads=config.threads,
+            shared_bytes=self._shared_bytes,
+            cluster=config.cluster,
+            matrices=(right, left, store) if config.swap else (left, right, store),
+            values=_VALUES,
+        )
+
+    def _with_copies(self, out: Tensor, *operands: Any) -> None:
+        """Copy what the kernel cannot read or write in its place."""
+        with torch._C._AutoDispatchBelowAutograd(), torch.cuda.device(self._index):
+            self._copy_and_run(out, *operands)
+
+    def _copy_and_run(
+        self, out: Tensor, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, *others: Tensor | None
+    ) -> None:
+        target = out
+        if pitch(out) is None or out.data_ptr() % ALIGN:
+            target = aligned(out)
+        a, b = (x if pitch(x) is not None and x.data_ptr() % ALIGN == 0 else aligned_copy(x) for x in (a, b))
+        a_scale, b_scale = (
+            x if x.is_contiguous() and x.data_ptr() % ALIGN == 0 else x.clone(memory_format=torch.contiguous_format)
+            for x in (a_scale, b_scale)
+        )
+        self(target, a, b, a_scale, b_scale, *(None if one is None else one.contiguous() for one in others))
+        if target is not out:
+            out.copy_(target)
+
+
+class RowSums:
+    """The sums of an int8 matrix's rows, made anew in each call: there is nothing to go stale."""
+
+    def __init__(self, index: int) -> None:
+        self._loaded = load(ROW_SUMS, index)
+        self._launchers: dict[int, Launcher] = {}
+
+    def __call__(self, matrix: Tensor) -> Tensor:
+        if matrix.size(1) > 1 and matrix.stride(1) != 1:
+            matrix = matrix.contiguous()
+        rows, columns = matrix.shape
+        sums = torch.empty(rows, dtype=torch.int32, device=matrix.device)
+        launcher = self._launchers.get(rows)
+        if launcher is None:
+            launcher = self._launchers[rows] = Launcher(
+                self._loaded.kernel,
+                grid=-(-rows // 8),
+                threads=256,
+                shared_bytes=0,
+                cluster=1,
+                matrices=(),
+                values="PPqii",
+            )
+        stream = raw_stream(matrix.device.index or 0)
+        launcher(stream, (), matrix.data_ptr(), sums.data_ptr(), matrix.stride(0), rows, columns)
+        return sums
+
+
+class Int8:
+    """`int8_gemm` by the launch of one product: it has zero points and batches besides."""
+
+    def __init__(self, launch: Launch, row_sums: RowSums | None) -> None:
+        self._launch, self._row_sums = launch, row_sums
+
+    def __call__(self, out: Tensor, *operands: Any) -> None:
+        self.bind(out, *operands)(out, *operands)
+
+    def bind(self, out: Tensor, *operands: Any) -> core_plan.Launch:
+        if out.dim() == 3:
+            return self._each
+        if self._row_sums is not None:
+            return self._with_zeros
+        a, b, a_scale, b_scale, _, bias = operands
+        launch = self._launch.bind(out, a, b, a_scale, b_scale, bias)
+
+        def run(
+            out: Tensor, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, a_zero: None, bias: Tensor | None
+        ) -> None:
+            launch(out, a, b, a_scale, b_scale, bias)
+
+        return run
+
+    def _with_zeros(
+        self,
+        out: Tensor,
+        a: Tensor,
+        b: Tensor,
+        a_scale: Tensor,
+        b_scale: Tensor,
+        a_zero: Tensor | None,
+        bias: Tensor | None,
+    ) -> None:
+        sums = None
+        if self._row_sums is not None:
+            with torch._C._AutoDispatchBelowAutograd(), torch.cuda.device(out.device):
+                sums = self._row_sums(b)
+        self._launch(out, a, b, a_scale, b_scale, bias, a_zero, sums)
+
+    def _each(self, out: Tensor, *operands: Any) -> None:
+        """One launch for each product of a batch; what is not batched is the same for all."""
+        a, b, a_scale, b_scale, a_zero, bias = operands
+        with torch._C._AutoDispatchBelowAutograd():
+            for i in range(out.size(0)):
+                left, right = (x[min(i, x.size(0) - 1)] if x.dim() == 3 else x for x in (a, b))
+                rows, columns = (x[i] if x.dim() > 1 and x.numel() > 1 else x for x in (a_scale, b_scale))
+                zero = a_zero[i] if a_zero is not None and a_zero.dim() > 1 and a_zero.numel() > 1 else a_zero
+                self._with_zeros(out[i], left, right, rows, columns, zero, bias)
+
+
+def _copied(problem: Problem) -> bool:
+    """Whether operands must be copied, as far as their sizes tell."""
+    if problem.op != "gemm":
+        return problem.k % ALIGN != 0 or problem.a_layout != "row" or problem.b_layout != "row"
+    lines = problem.m if problem.a_layout == "col" else problem.k, problem.n if problem.b_layout == "row" else problem.k
+    return "strided" in (problem.a_layout, problem.b_layout) or any(2 * line % ALIGN for line in lines)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sm90Dense:
+    """One config for one problem, as dispatch sees it."""
+
+    problem: Problem
+    choice: choice.Choice
+    gpu: Gpu
+
+    @property
+    def name(self) -> str:
+        return sm90.name(self.choice.config, variant_of(self.problem)).removeprefix("omnigemm_")
+
+    def supports(self, problem: Problem, device: torch.device) -> Support:
+        words = self.choice.config.words
+        if self.choice.early:
+            words.append("weights are read before the work before is done")
+        how = "measured" if self.choice.measured else "modelled"
+        words.append(f"{self.choice.seconds * 1e6:.1f} us {how}")
+        if _copied(problem):
+            words.append("operands are copied first: their rows do not begin at multiples of 16 bytes")
+        return Support(True, ", ".join(words))
+
+    def cost(self, problem: Problem, device: torch.device) -> float:
+        seconds = problem.batch * self.choice.seconds
+        if problem.op != "gemm":
+            return seconds
+        # In 16 bits there is cuBLAS to compete with.
+        library = estimate.seconds(problem)
+        if self.choice.against_blas is not None and problem.batch == 1:
+            seconds = library * self.choice.against_blas
+        elif problem.m > _MODELLED_ROWS:
+            seconds *= _DOUBT
+        copied = 2.0 * (problem.m + problem.n) * problem.k * 2 / self.gpu.memory + 10e-6 if _copied(problem) else 0.0
+        return seconds + problem.batch * copied
+
+    def plan(self, problem: Problem, device: torch.device) -> Plan:
+        from .gemm import Gemm
+
+        index = torch.cuda.current_device() if device.index is None else device.index
+        how = problem, self.choice.config, index, self.gpu.multiprocessors, self.choice.early
+        config = dataclasses.asdict(self.choice.config)
+        run: Launch | Int8 | Gemm
+        if problem.op == "gemm":
+            run = Gemm(*how)
+        elif problem.op == "int8_gemm":
+            run = Int8(Launch(*how), RowSums(index) if problem.zero_points else None)
+        else:
+            run = Launch(*how)
+        return Plan(problem, device, "cuda", self.name, run, config, bind=run.bind, uses_torch=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fill:
+    """Products with nothing to add up: zero, the bias, or beta C."""
+
+    name: str = "fill"
+
+    def supports(self, problem: Problem, device: torch.device) -> Support:
+        return Support(True, "a dimension is 0: the result is zero, the bias, beta C, or empty")
+
+    def cost(self, problem: Problem, device: torch.device) -> float:
+        return 0.0
+
+    def plan(self, problem: Problem, device: torch.device) -> Plan:
+        def launch(out: Tensor, *operands: Any) -> None:
+            added = operands[-1] if problem.op != "gemm" else operands[2] if problem.c else None
+            if added is None:
+                out.zero_()
+            else:
+                out.copy_(added.expand_as(out))
+            if problem.c:
+                out.mul_(operands[-1])
+
+        return Plan(problem, device, "cuda", self.name, launch)
+
+
+def kernels(problem: Problem, gpu: Gpu) -> tuple[Sm90Dense | Fill, ...]:
+    """The choice and its runners-up."""
+    if 0 in (problem.m, problem.n, problem.k):
+        return (Fill(),)
+    ranked = choice.choices(variant_of(problem), problem.m, gpu, current().constant_weights)
+    return tuple(Sm90Dense(problem, one, gpu) for one in ranked)
+
+
+def specs(problem: Problem, gpu: Gpu) -> tuple[KernelSpec, ...]:
+    """What must be compiled to run the problem on such a GPU."""
+    chosen = kernels(problem, gpu)[0]
+    if isinstance(chosen, Fill):
+        return ()
+    sums = (ROW_SUMS,) if problem.zero_points else ()
+    return (spec(chosen.choice.config, variant_of(problem)), *sums)

@@ -1,0 +1,131 @@
+"""`gemm` in bf16 and fp16 on Hopper: the launch of D = alpha A B + beta C, with operands that lie either way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core import plan as core_plan
+from ...core.dtypes import name_of
+from ...core.problem import Problem
+from . import dense, sm90
+from .launch import Launcher, Matrix, raw_stream
+
+_VALUES = "PPPPqiiiiPPffPqqi4x"  # struct Arguments of gemm.cuh
+_NO_SCALES = (0, 0, 0)  # nor a bias
+_NO_ZEROS = (0, 0, 0)
+
+
+class Gemm:
+    """Runs one problem with one kernel. Strides and addresses may differ from call to call; odd ones cost a copy."""
+
+    def __init__(
+        self, problem: Problem, config: sm90.Config, index: int, multiprocessors: int, early: bool = False
+    ) -> None:
+        self._config, self._variant, self._early = config, dense.variant_of(problem), early
+        self._m, self._n, self._k = problem.m, problem.n, problem.k
+        self._index, self._multiprocessors = index, multiprocessors
+        self._loaded = dense.loaded(problem, config, index)
+        self._launchers: dict[Any, Launcher | None] = {}
+
+    def __call__(self, out: Tensor, *operands: Any) -> None:
+        self.bind(out, *operands)(out, *operands)
+
+    def bind(self, out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, alpha: float, beta: float) -> core_plan.Launch:
+        """The launch for tensors that lie like these."""
+        if out.dim() == 3:
+            return self._each
+        strides = out.stride(), a.stride(), b.stride()
+        if strides not in self._launchers:
+            self._launchers[strides] = self._prepare(out, a, b)
+        launcher = self._launchers[strides]
+        if launcher is None:
+            return self._with_copies
+        index, swap, out_stride, m, adds = self._index, self._config.swap, out.stride(0), self._m, self._variant.c
+        early = int(self._early)
+        current_device = torch._C._cuda_getDevice
+        of_c = (0, 0, 0)
+        if adds and c is not None:
+            spread = c.expand(out.shape)  # along dimensions of 1 by a stride of 0
+            of_c = spread.stride(0), spread.stride(1), sm90.TYPES[name_of(c.dtype)]
+
+        def run(out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, alpha: float, beta: float) -> None:
+            to, left, right = out.data_ptr(), a.data_ptr(), b.data_ptr()
+            if (to | left | right) % dense.ALIGN:
+                return self._with_copies(out, a, b, c, alpha, beta)
+            if current_device() != index:
+                with torch.cuda.device(index):
+                    return run(out, a, b, c, alpha, beta)
+            addresses = (right, left, to) if swap else (left, right, to)
+            added = c.data_ptr() if adds and c is not None else 0
+            return launcher(
+                raw_stream(index), addresses, *_NO_SCALES, to, out_stride, m, 0, early, *_NO_ZEROS, alpha, beta, added,
+                *of_c,
+            )  # fmt: skip
+
+        return run
+
+    def _prepare(self, out: Tensor, a: Tensor, b: Tensor) -> Launcher | None:
+        """The launch for matrices that lie like these; None if some must be copied first."""
+        config, variant = self._config, self._variant
+        by_tma = variant.stores_by_tma(config)
+        rows = {"left": config.rows // config.left_share, "right": config.cols // config.right_share}
+        a_side, b_side = ("right", "left") if config.swap else ("left", "right")
+        left = _operand(a, variant.a_turned, rows[a_side])
+        right = _operand(b.t(), variant.b_turned, rows[b_side])
+        step = dense.pitch(out, straight=by_tma)
+        if left is None or right is None or step is None:
+            return None
+        store = Matrix(self._n, self._m, 2, step, (config.slab, 64)) if by_tma else None
+        return Launcher(
+            self._loaded.kernel,
+            grid=config.grid(self._m, self._n, self._multiprocessors),
+            threads=config.threads,
+            shared_bytes=variant.shared_bytes(config),
+            cluster=config.cluster,
+            matrices=(right, left, store) if config.swap else (left, right, store),
+            values=_VALUES,
+        )
+
+    def _with_copies(self, out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, alpha: float, beta: float) -> None:
+        """Copy what the kernel cannot read or write in its place."""
+        with torch._C._AutoDispatchBelowAutograd(), torch.cuda.device(self._index):
+            target = out
+            if dense.pitch(out) is None or out.data_ptr() % dense.ALIGN:
+                target = dense.aligned(out)
+            left, right = _readable(a, self._variant.a_turned), _readable(b.t(), self._variant.b_turned).t()
+            self(target, left, right, c, alpha, beta)
+            if target is not out:
+                out.copy_(target)
+
+    def _each(self, out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, alpha: float, beta: float) -> None:
+        """One launch for each product of a batch; what is not batched is the same for all."""
+        with torch._C._AutoDispatchBelowAutograd():
+            added = c.expand(out.shape) if self._variant.c and c is not None else None
+            for i in range(out.size(0)):
+                left, right = (x[min(i, x.size(0) - 1)] if x.dim() == 3 else x for x in (a, b))
+                self(out[i], left, right, None if added is None else added[i], alpha, beta)
+
+
+def _lines(x: Tensor, turned: bool) -> Tensor:
+    """An operand [rows, K] as it lies in memory, line by line."""
+    return x.t() if turned else x
+
+
+def _operand(x: Tensor, turned: bool, rows: int) -> Matrix | None:
+    """[rows of the operand, K] as the copy engine sees it; None where it cannot address it."""
+    lines = _lines(x, turned)
+    step = dense.pitch(lines)
+    if step is None:
+        return None
+    box = (sm90.SLAB, sm90.SLAB) if turned else (sm90.BLOCK_K // 2, rows)
+    return Matrix(lines.size(1), lines.size(0), 2, step, box)
+
+
+def _readable(x: Tensor, turned: bool) -> Tensor:
+    lines = _lines(x, turned)
+    if dense.pitch(lines) is not None and lines.data_ptr() % dense.ALIGN == 0:
+        return x
+    return _lines(dense.aligned_copy(lines), turned)

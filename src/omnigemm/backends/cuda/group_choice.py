@@ -1,0 +1,151 @@
+"""Which config runs groups of rows: the legal ones, scored by a model of the chip for the rows that groups may have."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+
+from .choice import RUNNERS_UP, Choice
+from .gpu import Gpu
+from .sm90 import BLOCK_K, SHARED_BYTES, SHARED_PER_SM, Config, Variant
+
+GROUP_LIMIT = 8192  # lines of the table that every block makes of the groups
+_LINE = 8  # bytes of the table for a group
+_TABLE_STEP = 4096  # kernels for up to 512 groups are the same
+_SPREAD = (0.7, 0.85, 1.0, 1.15, 1.3)  # groups are not alike
+_TOKENS = (8, 16, 24, 32, 48, 64, 96, 128)  # widths of the right operand when operands are swapped
+_COLUMNS = (96, 112, 128, 144, 160, 192)
+_MORE_COLUMNS = (176, 208, 224, 256)  # that have the registers for it if there are no products besides the sums
+# The model's constants: seconds, cycles, and parts of a whole.
+_START, _OVERLAP, _TRAFFIC = 4.8e-6, 0.156, 0.106
+_LONE = 1.048  # what one block on a multiprocessor takes longer to stream weights for few tokens than two or three
+_LAST_ROUND = 0.972  # of a whole one's time is what its empty places cost
+_BUSY, _BUSY_STRAIGHT, _BUSY_SWAP = 0.79, 0.82, 0.579
+_CHAIN, _PROMOTION, _BLOCK, _CROSSING, _TURNED, _TILE = 557.0, 2.9, 39.1, 13.0, 1.82, 1700.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """What the host knows of the groups: how many there are, how many are not empty, and how many rows those have."""
+
+    groups: int
+    used: float
+    rows: float
+
+    @classmethod
+    def by_chance(cls, groups: int, rows: int) -> Sizes:
+        """So many rows, each in any of the groups."""
+        used = max(1.0, groups * -math.expm1(-rows / groups))
+        return cls(groups, used, rows / used)
+
+    def spread(self) -> list[int]:
+        return [max(1, round(self.rows * part)) for part in _SPREAD]
+
+
+def table_bytes(groups: int) -> int:
+    """Shared memory for the table of the groups."""
+    return -(-max(1, groups) * _LINE // _TABLE_STEP) * _TABLE_STEP
+
+
+def choices(variant: Variant, sizes: Sizes, gpu: Gpu) -> tuple[Choice, ...]:
+    """The best configs for such groups, best first."""
+    return _choices(variant, sizes, gpu)
+
+
+@lru_cache(maxsize=4096)
+def _choices(variant: Variant, sizes: Sizes, gpu: Gpu) -> tuple[Choice, ...]:
+    return tuple(modelled(variant, sizes, gpu)[: 1 + RUNNERS_UP])
+
+
+def modelled(variant: Variant, sizes: Sizes, gpu: Gpu) -> list[Choice]:
+    """Every config that is worth a thought, with the model's time for it, best first."""
+    found = {config: seconds(config, variant, sizes, gpu) for config in legal(variant, sizes)}
+    return [Choice(one, found[one]) for one in sorted(found, key=lambda one: found[one])]
+
+
+def deepest(config: Config, variant: Variant, groups: int) -> Config:
+    """With as many stages as fit besides the table."""
+    room = min(SHARED_BYTES, SHARED_PER_SM // config.blocks_per_sm - 1024) - table_bytes(groups)
+    fixed = variant.shared_bytes(dataclasses.replace(config, stages=0))
+    each = variant.shared_bytes(dataclasses.replace(config, stages=1)) - fixed
+    return dataclasses.replace(config, stages=max(0, min((room - fixed) // each, 16)))
+
+
+def legal(variant: Variant, sizes: Sizes) -> Iterator[Config]:
+    for config in (*_swapped(sizes), *_by_rows(variant, sizes)):
+        whole = deepest(config, variant, sizes.groups)
+        if variant.fault(whole) is None:
+            yield whole
+
+
+def _swapped(sizes: Sizes) -> Iterator[Config]:
+    most = max(sizes.spread())
+    if most > 2 * _TOKENS[-1]:
+        return
+    for cols in _TOKENS:
+        if cols > 8 and cols >= 2 * most:
+            break
+        for depth in (4, 2, 1):
+            for blocks_per_sm in (1, 2, 3):
+                yield Config(True, 1, 1, cols, 0, depth=depth, blocks_per_sm=blocks_per_sm)
+            yield Config(True, 2, 1, cols, 0, depth=depth)
+
+
+def _by_rows(variant: Variant, sizes: Sizes) -> Iterator[Config]:
+    most = max(sizes.spread())
+    for cols in (*_COLUMNS, *(_MORE_COLUMNS if variant.straight else ())):
+        if most <= 64:
+            yield Config(False, 1, 1, cols, 0)
+            yield Config(False, 1, 1, cols, 0, blocks_per_sm=2)
+        else:
+            yield Config(False, 2, 1, cols, 0, band=16)
+            yield Config(False, 2, 1, cols, 0, right_share=2, band=16)
+    if most > 128:
+        yield Config(False, 2, 2, 128, 0, left_share=2, out_buffers=2)
+        yield Config(False, 2, 2, 128, 0, out_buffers=2)
+
+
+def _whole(size: int, part: int) -> int:
+    """How many parts it takes."""
+    return -(-size // part)
+
+
+def seconds(config: Config, variant: Variant, sizes: Sizes, gpu: Gpu) -> float:
+    """The model: a start, and then whichever takes longest: memory, L2, or the multiprocessors.
+
+    The sizes are the chip's; the times were set on sweeps of fp8 groups on an H200.
+    """
+    n, spread = variant.n, sizes.spread()
+    down = config.tile_m * (config.left_share if config.swap else config.right_share)
+    across = config.tile_n * (config.right_share if config.swap else config.left_share)
+    packs = sizes.used * sum(_whole(rows, down) for rows in spread) / len(spread) * _whole(n, across)
+    rows = sizes.used * sizes.rows
+    out_bytes = rows * n * (4 if variant.out_dtype == "fp32" else 2)
+    memory = (variant.element_bytes * (sizes.used * n + rows) * variant.k + out_bytes) / gpu.memory
+    places = gpu.multiprocessors // config.cluster * config.blocks_per_sm
+    rounds = max(1.0, packs / places)
+    rounds += _LAST_ROUND * (1 - rounds % 1.0)
+    each = variant.k_blocks * _block_cycles(config, variant) + _TILE
+    slow = 2 * rows * n * variant.k / gpu.multiprocessors / (8192 // variant.element_bytes) / gpu.clock > memory
+    compute = rounds * each / (gpu.dense_clock if slow else gpu.clock)
+    # What blocks of a cluster share comes from L2 once.
+    loaded = config.rows / config.left_share + config.cols / config.right_share
+    traffic = packs * config.share * variant.k_blocks * loaded * BLOCK_K / gpu.l2
+    memory *= _LONE if config.swap and config.cols <= 16 and config.blocks_per_sm == 1 else 1.0
+    return _START + max(memory, compute) + _OVERLAP * min(memory, compute) + _TRAFFIC * traffic
+
+
+def _block_cycles(config: Config, variant: Variant) -> float:
+    """Cycles for a block of K of a tile, or of as many tiles as a multiprocessor has at a time."""
+    products = 64 * config.waves * config.cols * BLOCK_K / 4096
+    sums = 0.0 if variant.straight else config.waves * config.cols / 2
+    tensor = config.math_groups * products
+    if config.swap:
+        chain = products + _PROMOTION * sums + _CHAIN / config.depth
+        return max(chain, config.blocks_per_sm * (tensor / _BUSY_SWAP + _TURNED * sums))
+    whole = tensor / _BUSY_STRAIGHT if variant.straight else tensor / _BUSY + _BLOCK * (1 + config.waves)
+    if variant.b_scale == "128x128" and BLOCK_K % config.cols:  # columns of two blocks of scales, told apart in parts
+        whole += _CROSSING * config.waves * (config.cols / (config.cols & -config.cols) - 2)
+    return max(products + _PROMOTION * sums, config.blocks_per_sm * whole)

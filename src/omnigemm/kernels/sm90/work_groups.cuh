@@ -1,0 +1,101 @@
+// What a block works on, products in groups: rows of A that follow one another, or (SLABS) the first rows of slabs, and
+// a weight for each. Every block makes a table of the groups' tiles and takes every so-manieth tile of the whole list.
+#pragma once
+#include "common/groups.cuh"
+
+// A tile, and where its group's rows and scales begin.
+struct Place : Tile {
+    int group, first, count;
+
+    __device__ __forceinline__ int rows(const Arguments&) const { return count; }
+    __device__ __forceinline__ int a_row(const Arguments& arguments) const {
+        return SLABS ? group * arguments.a_slab : first;
+    }
+    __device__ __forceinline__ int b_row(const Arguments& arguments) const { return group * arguments.b_slab; }
+    __device__ __forceinline__ int a_scale_row(const Arguments& arguments) const {
+        return SLABS ? group * arguments.shape_m : first;
+    }
+    __device__ __forceinline__ int b_scale_row() const {
+        constexpr bool per_block = (SWAP ? LEFT_SCALE : RIGHT_SCALE) == PER_BLOCK;
+        return group * (per_block ? (SHAPE_N + 127) / 128 : SHAPE_N);
+    }
+    __device__ __forceinline__ int b_whole_scale(const Arguments& arguments) const {
+        return group * arguments.b_scale_step;
+    }
+    __device__ __forceinline__ int out_row(const Arguments& arguments) const {
+        return SLABS ? group * arguments.out_slab : first;
+    }
+};
+
+struct Work {
+    static_assert(SPLIT == 1, "there are tiles enough");
+    static constexpr int TABLE_LINE = sizeof(Group);
+    // fp8 is added in whole groups of DEPTH: what lies past K is zero. The others end where K does, for past it may lie
+    // another group's weights, if they are turned.
+    static constexpr bool STRAIGHT = INT8 || ELEMENT_BYTES == 2;
+    static constexpr int end_block = STRAIGHT ? K_BLOCKS : (K_BLOCKS + DEPTH - 1) / DEPTH * DEPTH, first_block = 0;
+    Groups groups;
+    const Group* table;
+    int share_rank;
+
+    __device__ __forceinline__ Work(const Arguments& arguments)
+        : groups{arguments.groups,
+                 1,
+                 arguments.group_count,
+                 arguments.shape_m,
+                 SWAP ? TILE_COLS * LEFT_SHARE : TILE_ROWS * RIGHT_SHARE,
+                 SWAP ? (SHAPE_N + TILE_ROWS * RIGHT_SHARE - 1) / (TILE_ROWS * RIGHT_SHARE)
+                      : (SHAPE_N + TILE_COLS * LEFT_SHARE - 1) / (TILE_COLS * LEFT_SHARE),
+                 SLABS != 0},
+          table(nullptr),
+          share_rank(SHARE > 1 ? cluster_ctarank() % SHARE : 0) {}
+
+    // By all threads; to be followed by a barrier.
+    __device__ __forceinline__ void prepare(void* memory, int warp) {
+        Group* lines = static_cast<Group*>(memory);
+        table = lines;
+        griddepcontrol_wait();
+        if (warp != 1) return;
+        const int lane = threadIdx.x % 32;
+        // From far away all at once; what follows reads them one after the other.
+#pragma unroll 8
+        for (int g = lane; g < groups.count; g += 32) lines[g].row_end = groups.given[g];
+        groups.given = &lines->row_end;
+        groups.stride = 2;
+        __syncwarp();
+        int row = groups.last_end(lane, 32);
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            const int other = __shfl_up_sync(~0u, row, step);
+            if (lane >= step) row = max(row, other);
+        }
+        row = __shfl_up_sync(~0u, row, 1);
+        if (lane == 0) row = 0;
+        const int own = groups.tiles(lane, 32, row, 0, nullptr);
+        int tile = own;
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            const int other = __shfl_up_sync(~0u, tile, step);
+            if (lane >= step) tile += other;
+        }
+        groups.tiles(lane, 32, row, tile - own, lines);
+    }
+    static constexpr __device__ int blocks() { return end_block; }
+    __device__ __forceinline__ int first() const { return blockIdx.x / CLUSTER; }
+    __device__ __forceinline__ int step() const { return gridDim.x / CLUSTER; }
+    __device__ __forceinline__ bool has(int index) const { return index < table[groups.count - 1].tile_end; }
+    __device__ __forceinline__ Place tile(int index) const {
+        const GroupTile one = groups.tile(table, index, BAND, SWAP);
+        return {{one.tile.row * RIGHT_SHARE + (RIGHT_SHARE > 1 ? share_rank : 0),
+                 one.tile.col * LEFT_SHARE + (LEFT_SHARE > 1 ? share_rank : 0)},
+                one.group,
+                one.first,
+                one.rows};
+    }
+    // How many of a math group's waves have rows of the group: the others are not multiplied.
+    static __device__ __forceinline__ int waves(const Place& place, int math_group) {
+        if (SWAP) return WAVES;
+        const int left = place.count - place.row * TILE_ROWS - math_group * GROUP_ROWS;
+        return uniform(left <= 0 ? 0 : min(WAVES, (left + WAVE_ROWS - 1) / WAVE_ROWS));
+    }
+};

@@ -1,0 +1,119 @@
+// Enough of CUDA for the quantisers' kernels to run on a processor, a block after the other. It takes the place of the
+// wrappers of the same name.
+//
+// The threads of a block are fibres. Each runs up to the next point where they meet, a barrier or a shuffle, and then
+// the next one does: all threads of these kernels pass the same points, so every such point is a barrier.
+#pragma once
+#include <ucontext.h>
+
+#include "common/both.cuh"
+
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __shared__ static  // blocks do not run side by side
+
+struct uint2 {
+    u32 x, y;
+};
+struct uint4 {
+    u32 x, y, z, w;
+};
+struct Place {
+    int x;
+};
+static Place threadIdx, blockIdx, blockDim, gridDim;
+
+namespace emulator {
+constexpr int MOST = 512, STACK = 32 * 1024;
+static ucontext_t outside, fibres[MOST];
+static char stacks[MOST][STACK];
+static bool done[MOST];
+static u32 exchanged[MOST];
+static void (*body)();
+
+inline void meet() {
+    const int self = threadIdx.x;
+    swapcontext(&fibres[self], &outside);
+    threadIdx.x = self;
+}
+inline void start() {
+    const int self = threadIdx.x;
+    body();
+    done[self] = true;
+    swapcontext(&fibres[self], &outside);
+}
+inline void run_block() {
+    for (int i = 0; i < blockDim.x; ++i) {
+        getcontext(&fibres[i]);
+        fibres[i].uc_stack.ss_sp = stacks[i];
+        fibres[i].uc_stack.ss_size = STACK;
+        makecontext(&fibres[i], start, 0);
+        done[i] = false;
+    }
+    for (bool any = true; any;) {
+        any = false;
+        for (int i = 0; i < blockDim.x; ++i) {
+            if (done[i]) continue;
+            threadIdx.x = i;
+            swapcontext(&outside, &fibres[i]);
+            any = true;
+        }
+    }
+}
+inline void launch(void (*kernel)(), int grid, int threads) {
+    body = kernel;
+    gridDim.x = grid, blockDim.x = threads;
+    for (blockIdx.x = 0; blockIdx.x < grid; ++blockIdx.x) run_block();
+}
+}  // namespace emulator
+
+inline void __syncthreads() { emulator::meet(); }
+
+template <typename T>
+T __shfl_xor_sync(u32, T value, int step) {
+    __builtin_memcpy(&emulator::exchanged[threadIdx.x], &value, 4);
+    emulator::meet();
+    T other;
+    __builtin_memcpy(&other, &emulator::exchanged[threadIdx.x ^ step], 4);
+    emulator::meet();  // nobody writes before all have read
+    return other;
+}
+
+template <typename T>
+T __ldcg(const T* from) {
+    return *from;
+}
+
+inline u32 __vmaxu2(u32 a, u32 b) {
+    const u32 low = (a & 0xffff) > (b & 0xffff) ? a & 0xffff : b & 0xffff;
+    const u32 high = a >> 16 > b >> 16 ? a >> 16 : b >> 16;
+    return low | high << 16;
+}
+inline u32 __vmaxs2(u32 a, u32 b) { return __vmaxu2(a ^ 0x80008000, b ^ 0x80008000) ^ 0x80008000; }
+inline float ex2_approx(float x) { return __builtin_exp2f(x); }
+inline float rcp_approx(float x) { return 1.0f / x; }
+inline float sqrtf(float x) { return __builtin_sqrtf(x); }
+
+// Through numbers that hold every half exactly, or are rounded once.
+inline float widen_fp16(unsigned short half) {
+    const int exponent = half >> 10 & 31, mantissa = half & 1023;
+    const float sign = half & 0x8000 ? -1.0f : 1.0f;
+    if (exponent == 31) return mantissa ? __builtin_nanf("") : sign * __builtin_inff();
+    return sign *
+           (exponent ? __builtin_ldexpf(1024.0f + mantissa, exponent - 25) : __builtin_ldexpf(float(mantissa), -24));
+}
+inline unsigned short narrow_fp16(float value) {
+    const unsigned short sign = __builtin_signbit(value) ? 0x8000 : 0;
+    const float size = __builtin_fabsf(value);
+    if (__builtin_isnan(value)) return 0x7fff;
+    if (size == 0.0f) return sign;
+    if (size >= 65520.0f) return sign | 0x7c00;
+    int exponent = 0;
+    __builtin_frexpf(size, &exponent);
+    const int step = exponent - 11 < -24 ? -24 : exponent - 11;
+    const int steps = static_cast<int>(__builtin_nearbyintf(__builtin_ldexpf(size, -step)));
+    return static_cast<unsigned short>(sign + (steps + ((step + 24) << 10)));
+}
