@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 import omnigemm
-from omnigemm.bench import graph
+from omnigemm.bench import graph, host
 
 REPLAY_SECONDS = 0.012
 REPLAYS = 7
@@ -155,7 +155,7 @@ def grouped(groups: int, m: int, n: int, k: int) -> Row:
 
 
 def host_us() -> dict[str, float]:
-    """Host time of warm eager calls: many without waiting, the median of some batches; contenders in turns."""
+    """Of warm eager calls."""
     a, b = (torch.randn(shape, device="cuda").bfloat16() for shape in ((16, 512), (512, 512)))
     out, c = torch.empty(16, 512, device="cuda", dtype=torch.bfloat16), torch.randn(16, 512, device="cuda").bfloat16()
     weight = b.t()
@@ -174,17 +174,7 @@ def host_us() -> dict[str, float]:
         "gemm, batch": lambda: omnigemm.gemm(*three),
         "torch.bmm": lambda: torch.bmm(*three),
     }
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(16):
-        for name, call in calls.items():
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            for _ in range(300):
-                call()
-            taken = (time.perf_counter() - start) / 300 * 1e6
-            if turn:
-                times[name].append(taken)
-    return {name: round(statistics.median(taken), 2) for name, taken in times.items()}
+    return host.in_turns(calls)
 
 
 def measure(ops: Sequence[str] | None) -> Iterator[Row]:
@@ -222,10 +212,10 @@ def main() -> None:
     begin = time.perf_counter()
     found = omnigemm.explain("gemm", m=16, n=576, k=7168, device="cuda")
     print(found, flush=True)
-    host = host_us()
-    for name, us in host.items():
+    hosts = host_us()
+    for name, us in hosts.items():
         print(f"host time, {name:20s} {us:6.2f} us")
-    worst = max(us for name, us in host.items() if not name.startswith("torch"))
+    worst = max(us for name, us in hosts.items() if not name.startswith("torch"))
     print(f"worst of ours: {worst} us (target {TARGET_HOST_US})\n\n{'op':22s} {'shape':20s} {'us':>9s}  ratio  peers")
     rows: list[Row] = []
     for one in measure(given.op):
@@ -241,7 +231,7 @@ def main() -> None:
             "torch": torch.__version__,
             "library": next(one.reason for one in found.candidates if one.backend == "blas"),
             "method": METHOD,
-            "host_us": host,
+            "host_us": hosts,
             "rows": rows,
         }
         given.out.write_text(json.dumps(record, indent=1) + "\n")

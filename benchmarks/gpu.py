@@ -15,8 +15,9 @@ import contextlib
 import importlib
 import importlib.metadata
 import itertools
+import math
+import os
 import re
-import statistics
 import subprocess
 import sys
 import time
@@ -32,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WEIGHTS = ((576, 7168), (2112, 7168), (4096, 7168), (7168, 2048), (7168, 16384), (24576, 1536), (32768, 512))
 ROWS = (1, 16, 64, 128, 4096)
 FEW = 128
-TESTS_AT_ONCE = 4
+TESTS_AT_ONCE = 6
 SHAPES = (*((m, n, k) for n, k in WEIGHTS for m in ROWS), (8192, 8192, 8192))
 GRANULARITIES = {"fp8_block": "128x128", "fp8_token": "token", "fp8_tensor": "tensor"}
 # Of dense models of 8 and 70 billion parameters.
@@ -65,8 +66,13 @@ def run_file(path: Path) -> dict[str, int]:
     """How many tests passed and so on; what failed is printed."""
     # The project's own options are set aside: they leave out the line that counts.
     options = ["-p", "no:cacheprovider", "-o", "addopts=", "--import-mode=importlib", "--tb=short", "-q"]
+    threads = max(1, (os.cpu_count() or 1) // TESTS_AT_ONCE)  # what they compare with is computed on the processor
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, str(path)], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-m", "pytest", *options, str(path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": str(threads)},
     )
     last = next((line for line in reversed(run.stdout.splitlines()) if " in " in line), "")
     counts = {word.rstrip("s"): int(n) for n, word in re.findall(r"(\d+) (passed|failed|skipped|errors?)\b", last)}
@@ -224,15 +230,21 @@ def compile_all(ops: Sequence[str]) -> float:
     for (m, n, k), constant in itertools.product(INT8_SHAPES, (False, True)):
         with omnigemm.settings(constant_weights=constant):
             specs.update(backend.specs(describe("int8_gemm", m=m, n=n, k=k), gpu.of(0)))
+    import gemm
+
+    for name, constant in itertools.product(("bf16", "fp16"), (False, True)):
+        for m, n, k in gemm.SHAPES[f"gemm_{name}"]:
+            with omnigemm.settings(constant_weights=constant):
+                specs.update(backend.specs(describe("gemm", m=m, n=n, k=k, dtype=name, b_layout="col"), gpu.of(0)))
     return round(max(one.seconds for one in jit.warm(specs)), 2)
 
 
 def host_us() -> dict[str, float]:
-    """Host time of warm eager calls: many without waiting, the median of some batches; contenders in turns, for the
-    processor's speed changes from second to second."""
+    """Of warm eager calls, beside torch's own."""
     import torch
 
     import omnigemm
+    from omnigemm.bench import host
 
     block, token = Products("fp8_block", 16, 576, 7168), Products("fp8_token", 16, 576, 7168)
     weight, wide, wide_weight = block.weights[0], block.a.bfloat16(), block.weights[0].bfloat16().t()
@@ -243,23 +255,15 @@ def host_us() -> dict[str, float]:
         "torch._scaled_mm, per token": lambda: token.torchs(token.weights[0]),
         "torch.mm, out=": lambda: torch.mm(wide, wide_weight, out=sums),
     }
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(16):
-        for name, call in calls.items():
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            for _ in range(300):
-                call()
-            taken = (time.perf_counter() - start) / 300 * 1e6
-            if turn:  # the first one warms up
-                times[name].append(taken)
-    return {name: round(statistics.median(taken), 2) for name, taken in times.items()}
+    return host.in_turns(calls)
 
 
 def main(
     out: Annotated[Path, typer.Option(help="Folder of the record.")] = ROOT / "benchmarks" / "records",
     op: Annotated[list[str] | None, typer.Option(help="Operation; repeat for several. Default: all.")] = None,
     rows_only: Annotated[bool, typer.Option(help="Measure without running the tests; writes no record.")] = False,
+    deep_gemm_groups: Annotated[bool, typer.Option(help="DeepGEMM for groups too: ten seconds for each shape.")] = True,
+    seconds: Annotated[float, typer.Option(help="Begin no further groups of rows after so long.")] = math.inf,
 ) -> None:
     """Test and measure the GPU kernels on this machine."""
     import torch
@@ -274,12 +278,27 @@ def main(
 
     import quant
 
+    start = time.perf_counter()
     ops = op or list(GRANULARITIES)
     tests = None if rows_only else run_tests()
-    print("longest compilation, s:", compile_all(ops), flush=True)
+    print(f"{time.perf_counter() - start:.0f} s; longest compilation, s:", compile_all(ops), flush=True)
     host = host_us()
     print("host time of a warm call, us:", host, flush=True)
     rows = []
+
+    def save() -> None:
+        if tests is None:
+            return
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        method = f"{graph.METHOD}; our own kernels with weights stated to be constant. gemm: {gemm.METHOD}. "
+        method += f"Quantisers: {quant.METHOD}. Groups: {groups.METHOD}"
+        made = record.new(rows, method, record.cuda_source_hash())
+        made["gpu"] = torch.cuda.get_device_name(0)
+        made["driver"] = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
+        made["tests"] = tests
+        made["host_us"] = host
+        record.write(out / record.file_name(made["gpu"]), made)
+
     for shape in track(SHAPES, "measuring"):
         for row in measure(*shape, ops):
             rows.append(row)
@@ -294,18 +313,12 @@ def main(
         print("\n".join(gemm.summary([row for row in rows if "ratio" in row])), flush=True)
         host |= {f"quantisers: {name}": us for name, us in quant.host_us().items()}
         rows += quant.rows("")
-        rows += groups.rows(deep_gemm=deep_gemm_name())
-    if tests is None:
-        return
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    method = f"{graph.METHOD}; our own kernels with weights stated to be constant. gemm: {gemm.METHOD}. "
-    method += f"Quantisers: {quant.METHOD}. Groups: {groups.METHOD}"
-    made = record.new(rows, method, record.cuda_source_hash())
-    made["gpu"] = torch.cuda.get_device_name(0)
-    made["driver"] = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
-    made["tests"] = tests
-    made["host_us"] = host
-    record.write(out / record.file_name(made["gpu"]), made)
+        save()  # what follows takes half of the GPU's memory
+        for row in groups.rows(deep_gemm=deep_gemm_name() if deep_gemm_groups else ""):
+            rows.append(row)
+            if time.perf_counter() - start > seconds:
+                break
+    save()
 
 
 if __name__ == "__main__":

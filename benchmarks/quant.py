@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 import omnigemm
-from omnigemm.bench import graph
+from omnigemm.bench import graph, host
 
 COPY_GBPS = 4260.0  # what torch's copy_ reaches on an H200, bytes read and written
 TARGET_FRACTION, TARGET_US = 0.80, 3.0
@@ -123,21 +123,10 @@ def copy_gbps() -> float:
 
 
 def host_us() -> dict[str, float]:
-    """Host time of warm eager calls: many without waiting, the median of some batches."""
+    """Of warm eager calls."""
     x = torch.randn(16, 1024, device="cuda").bfloat16()
-    found = {}
-    for name in ("int8 token", "fp8 1x128", "fp8 tensor", "rms_norm fp8 1x128"):
-        call = forms()[name][0]
-        times = []
-        for turn in range(8):
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            for _ in range(300):
-                call(x)
-            if turn:
-                times.append((time.perf_counter() - start) / 300 * 1e6)
-        found[name] = round(statistics.median(times), 2)
-    return found
+    names = "int8 token", "fp8 1x128", "fp8 tensor", "rms_norm fp8 1x128"
+    return host.in_turns({name: partial(forms()[name][0], x) for name in names})
 
 
 def rows(only: str) -> Iterator[Row]:

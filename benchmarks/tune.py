@@ -44,7 +44,7 @@ KINDS = {
     "16": ("none", "none"),
 }
 BLAS = "blas"  # torch's own product, in the place of a config
-MANY = 2048  # rows from which on the chip is at its power limit, so that who runs first has an advantage
+MANY = 512  # rows from which on the chip is at its power limit, so that who runs first has an advantage
 ABOUT = (
     "For a weight of N x K, the config that ran fastest. scales: block is fp8 with 1x128 and 128x128, and is used for "
     "1x128 with 1x128 too; whole is fp8 with one for each token and channel, and is used for single ones too; int8 is "
@@ -255,7 +255,7 @@ def shapes_at_random(kinds: Sequence[str], count: int) -> Iterator[tuple[str, in
     dice = random.Random(1)
     for i in range(count):
         m = round(2 ** dice.uniform(0, 13))
-        n, k = (8 * round(2 ** dice.uniform(6, 11.5)) for _ in range(2))
+        n, k = (16 * round(2 ** dice.uniform(5, 10.5)) for _ in range(2))
         yield kinds[i % len(kinds)], m, n, k
 
 

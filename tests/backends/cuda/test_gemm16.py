@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import runpy
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
-from omnigemm.backends.blas import estimate
+from omnigemm.backends.blas import BlasKernel, estimate
+from omnigemm.backends.blas.vendors import VENDORS
 from omnigemm.backends.cuda import choice, dense
 from omnigemm.backends.cuda.gpu import KNOWN
 from omnigemm.backends.cuda.sm90 import Config
@@ -84,3 +85,11 @@ def test_random_shapes_are_the_same_every_time() -> None:
     assert len({one[1:] for one in first}) == 20
     assert {one[0] for one in first} == {"block", "16"}
     assert min(one[1] for one in first) < 16 < 1024 < max(one[1] for one in first)
+
+
+@pytest.mark.parametrize(("ratio", "wins"), [(0.96, True), (0.98, False)])
+def test_a_lead_must_be_more_than_noise(ratio: float, wins: bool) -> None:
+    one, unused = gemm(4096, 4096, 7168), cast("Any", None)
+    library = BlasKernel("nvidia", VENDORS["nvidia"], unused, unused)
+    ours = choice.Choice(Config(False, 2, 1, 128, 4), 1.0, measured=True, against_blas=ratio)
+    assert (dense.Sm90Dense(one, ours, H200).cost(one, DEVICE) < library.cost(one, DEVICE)) == wins

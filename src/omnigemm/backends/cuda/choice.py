@@ -29,12 +29,12 @@ _SWAP_DEPTHS = {
 
 
 # The model's constants: cycles, bytes a cycle, parts of a whole, seconds.
-_CHAIN, _CHAIN_ROWS, _PROMOTION, _ADDITION = 324.0, 166.6, 2.46, 1.33
-_BUSY, _BUSY_DENSE, _BUSY_DENSE_2 = 0.636, 0.824, 0.833
-_ARRIVING, _SHARED, _SHARED_BY_TWO = 57.0, 120.0, 117.3
-_EVEN, _NEXT_BLOCK, _NEXT_TILE, _NEXT_TILE_DENSE = 0.374, 1253.0, 7.82, 14.44
-_START_SWAP, _START_SPLIT, _START_LATE, _START_ROWS, _START_DENSE = 2.118e-6, 0.435e-6, 0.85e-6, 2.047e-6, 1.5e-6
-_OVERLAP = 0.275
+_CHAIN, _CHAIN_ROWS, _PROMOTION, _ADDITION = 372.8, 179.5, 2.17, 1.02
+_BUSY, _BUSY_DENSE, _BUSY_DENSE_2, _BUSY_STRAIGHT_2 = 0.65, 0.84, 0.842, 0.77
+_ARRIVING, _SHARED, _SHARED_BY_TWO = 57.0, 121.0, 99.0
+_EVEN, _NEXT_BLOCK, _NEXT_TILE, _NEXT_TILE_DENSE = 0.303, 940.0, 9.2, 17.2
+_START_SWAP, _START_SPLIT, _START_LATE, _START_ROWS, _START_DENSE = 2.19e-6, 0.373e-6, 0.844e-6, 2.074e-6, 1.5e-6
+_OVERLAP, _OF_MEMORY, _OF_L2 = 0.208, 0.942, 0.95
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +90,8 @@ def _legal(variant: Variant, m: int) -> Iterator[Config]:
         whole = deepest(config, variant)
         # Sums of many tokens need more room than the stages of a short K would take.
         for one in (whole, dataclasses.replace(whole, stages=max(whole.stages, 4))):
-            if variant.fault(one) is None:
+            # Two stages hide nothing: one block with more was always better than two with two.
+            if variant.fault(one) is None and (one.stages > 2 or one.blocks_per_sm == 1):
                 yield one
                 break
 
@@ -143,9 +144,9 @@ def seconds(config: Config, variant: Variant, m: int, gpu: Gpu) -> float:
     n, k_blocks, dense = variant.n, variant.k_blocks, m > 256
     tiles = _whole(m, config.tile_m) * _whole(n, config.tile_n)
     out_bytes = m * n * (4 if variant.out_dtype == "fp32" else 2)
-    memory = (variant.element_bytes * (n + m) * variant.k + out_bytes) / gpu.memory
+    memory = (variant.element_bytes * (n + m) * variant.k + out_bytes) / (_OF_MEMORY * gpu.memory)
     loaded = (config.rows / config.left_share + config.cols / config.right_share) * BLOCK_K
-    l2 = tiles * k_blocks * loaded / gpu.l2
+    l2 = tiles * k_blocks * loaded / (_OF_L2 * gpu.l2)
     # Cycles of a block of K. A warpgroup waits for its own products, and sees to barriers; fp8's are then scaled and
     # added.
     products = 64 * config.waves * config.cols * BLOCK_K / 4096
@@ -156,7 +157,9 @@ def seconds(config: Config, variant: Variant, m: int, gpu: Gpu) -> float:
     # Meanwhile the multiprocessor multiplies for all of them, fetches operands, writes and reads them.
     arriving = (config.rows + config.cols) * BLOCK_K
     read = config.math_groups * config.waves * (64 + config.cols) * BLOCK_K
-    busy = (_BUSY_DENSE_2 if config.waves == 2 else _BUSY_DENSE) if dense else _BUSY
+    busy = _BUSY
+    if dense:
+        busy = _BUSY_DENSE if config.waves == 1 else _BUSY_STRAIGHT_2 if variant.straight else _BUSY_DENSE_2
     shared = _SHARED_BY_TWO if config.swap and config.math_groups == 2 else _SHARED
     unit = max(config.math_groups * products / busy, arriving / _ARRIVING, (arriving + read) / shared)
     blocks = tiles * config.split

@@ -315,12 +315,7 @@ class Sm90Dense:
         return sm90.name(self.choice.config, variant_of(self.problem)).removeprefix("omnigemm_")
 
     def supports(self, problem: Problem, device: torch.device) -> Support:
-        config = self.choice.config
-        words = [f"{config.stages} stages"]
-        if config.share > 1:
-            words.append(f"clusters of {config.share} share loads")
-        if config.blocks_per_sm > 1:
-            words.append(f"{config.blocks_per_sm} blocks on a multiprocessor")
+        words = self.choice.config.words
         if self.choice.early:
             words.append("weights are read before the work before is done")
         how = "measured" if self.choice.measured else "modelled"

@@ -18,8 +18,8 @@ class Gpu:
     multiprocessors: int
     clock: float = 1.9e9  # cycles a second when the memory is the limit
     dense_clock: float = 1.65e9  # under full load of the tensor cores, where power is
-    memory: float = 4.38e12  # bytes a second, read
-    l2: float = 1.374e13  # bytes a second, from L2 to the multiprocessors
+    memory: float = 4.5e12  # bytes a second, read
+    l2: float = 1.6e13  # bytes a second, from L2 to the multiprocessors
 
     @property
     def table(self) -> str:

@@ -270,13 +270,7 @@ class Sm90Groups:
         return sm90.name(self.choice.config, variant_of(self.problem)).removeprefix("omnigemm_")
 
     def supports(self, problem: Problem, device: torch.device) -> Support:
-        config = self.choice.config
-        rows = sizes_of(problem).rows
-        words = [f"for {rows:.4g} rows in a group", f"{config.stages} stages"]
-        if config.share > 1:
-            words.append(f"clusters of {config.share} share loads")
-        if config.blocks_per_sm > 1:
-            words.append(f"{config.blocks_per_sm} blocks on a multiprocessor")
+        words = [f"for {sizes_of(problem).rows:.4g} rows in a group", *self.choice.config.words]
         words.append(f"{self.choice.seconds * 1e6:.1f} us modelled")
         copied = problem.k * variant_of(problem).element_bytes % _ALIGN or problem.a_layout != "row"
         if copied or (problem.b_layout != "row" and not _turned(problem)):

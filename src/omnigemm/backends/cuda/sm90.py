@@ -92,6 +92,16 @@ class Config:
             return packs * self.cluster
         return min(packs, multiprocessors // self.cluster) * self.cluster
 
+    @property
+    def words(self) -> list[str]:
+        """What its name does not say, for people."""
+        found = [f"{self.stages} stages"]
+        if self.share > 1:
+            found.append(f"clusters of {self.share} share loads")
+        if self.blocks_per_sm > 1:
+            found.append(f"{self.blocks_per_sm} blocks on a multiprocessor")
+        return found
+
     def fault(self) -> str | None:
         """The constraint that this config breaks, in words, or None."""
         if (self.math_groups, self.blocks_per_sm) not in _REGISTERS:
