@@ -32,6 +32,7 @@ _SWAP_DEPTHS = {
 _CHAIN, _CHAIN_ROWS, _PROMOTION, _ADDITION = 372.8, 179.5, 2.17, 1.02
 _BUSY, _BUSY_DENSE, _BUSY_DENSE_2, _BUSY_STRAIGHT_2 = 0.65, 0.84, 0.842, 0.77
 _ARRIVING, _SHARED, _SHARED_BY_TWO = 57.0, 121.0, 99.0
+ASKED, _STRADDLING = 28.0, 2.0  # of operands whose rows begin at odd multiples of 16 bytes
 _EVEN, _NEXT_BLOCK, _NEXT_TILE, _NEXT_TILE_DENSE = 0.303, 940.0, 9.2, 17.2
 _START_SWAP, _START_SPLIT, _START_LATE, _START_ROWS, _START_DENSE = 2.19e-6, 0.373e-6, 0.844e-6, 2.074e-6, 1.5e-6
 _OVERLAP, _OF_MEMORY, _OF_L2 = 0.208, 0.942, 0.95
@@ -142,11 +143,16 @@ def seconds(config: Config, variant: Variant, m: int, gpu: Gpu) -> float:
     The sizes are the chip's; the times, and how busy tensor cores get, were set on what benchmarks/tune.py measured.
     """
     n, k_blocks, dense = variant.n, variant.k_blocks, m > 256
-    tiles = _whole(m, config.tile_m) * _whole(n, config.tile_n)
+    # What is left of a cluster's last pack of tiles is worked on all the same.
+    down = config.tile_m * (config.left_share if config.swap else config.right_share)
+    across = config.tile_n * (config.right_share if config.swap else config.left_share)
+    tiles = _whole(m, down) * _whole(n, across) * config.share
     out_bytes = m * n * (4 if variant.out_dtype == "fp32" else 2)
     memory = (variant.element_bytes * (n + m) * variant.k + out_bytes) / (_OF_MEMORY * gpu.memory)
     loaded = (config.rows / config.left_share + config.cols / config.right_share) * BLOCK_K
-    l2 = tiles * k_blocks * loaded / (_OF_L2 * gpu.l2)
+    # Where rows begin anywhere, what should be one cache line is two.
+    straddling = variant.k * variant.element_bytes % BLOCK_K != 0
+    l2 = tiles * k_blocks * loaded / (_OF_L2 * gpu.l2) * (_STRADDLING if straddling else 1.0)
     # Cycles of a block of K. A warpgroup waits for its own products, and sees to barriers; fp8's are then scaled and
     # added.
     products = 64 * config.waves * config.cols * BLOCK_K / 4096
@@ -162,6 +168,8 @@ def seconds(config: Config, variant: Variant, m: int, gpu: Gpu) -> float:
         busy = _BUSY_DENSE if config.waves == 1 else _BUSY_STRAIGHT_2 if variant.straight else _BUSY_DENSE_2
     shared = _SHARED_BY_TWO if config.swap and config.math_groups == 2 else _SHARED
     unit = max(config.math_groups * products / busy, arriving / _ARRIVING, (arriving + read) / shared)
+    if straddling:
+        unit = max(unit, loaded / ASKED)
     blocks = tiles * config.split
     together = min(config.blocks_per_sm, _whole(blocks, gpu.multiprocessors))
     places = gpu.multiprocessors // config.cluster * config.cluster
