@@ -62,10 +62,9 @@ def spec(config: sm90.Config, variant: sm90.Variant) -> KernelSpec:
     return KernelSpec(sm90.name(config, variant), sm90.source(config, variant), sm90.ARCH, sm90.OPTIONS)
 
 
-def loaded(problem: Problem, config: sm90.Config, index: int) -> Loaded:
+def loaded(problem: Problem, config: sm90.Config, variant: sm90.Variant, index: int, shared_bytes: int) -> Loaded:
     """The kernel, compiled if need be, on that GPU."""
-    variant = variant_of(problem)
-    wanted, shared_bytes = spec(config, variant), variant.shared_bytes(config)
+    wanted = spec(config, variant)
     if torch.cuda.is_current_stream_capturing() and not is_loaded(wanted, index, shared_bytes):
         raise DeviceError(
             f"{problem.op}: the kernel for {problem} is not compiled yet, and a CUDA graph is being captured; call "
@@ -116,7 +115,7 @@ class Launch:
         self._m, self._n, self._k = problem.m, problem.n, problem.k
         self._index, self._multiprocessors = index, multiprocessors
         self._shared_bytes = self._variant.shared_bytes(config)
-        self._loaded = loaded(problem, config, index)
+        self._loaded = loaded(problem, config, self._variant, index, self._shared_bytes)
         self._launchers: dict[Any, Launcher | None] = {}
 
     def __call__(self, out: Tensor, *operands: Any) -> None:

@@ -27,7 +27,8 @@ class Gemm:
         self._config, self._variant, self._early = config, dense.variant_of(problem), early
         self._m, self._n, self._k = problem.m, problem.n, problem.k
         self._index, self._multiprocessors = index, multiprocessors
-        self._loaded = dense.loaded(problem, config, index)
+        self._shared_bytes = self._variant.shared_bytes(config)
+        self._loaded = dense.loaded(problem, config, self._variant, index, self._shared_bytes)
         self._launchers: dict[Any, Launcher | None] = {}
 
     def __call__(self, out: Tensor, *operands: Any) -> None:
@@ -83,7 +84,7 @@ class Gemm:
             self._loaded.kernel,
             grid=config.grid(self._m, self._n, self._multiprocessors),
             threads=config.threads,
-            shared_bytes=variant.shared_bytes(config),
+            shared_bytes=self._shared_bytes,
             cluster=config.cluster,
             matrices=(right, left, store) if config.swap else (left, right, store),
             values=_VALUES,

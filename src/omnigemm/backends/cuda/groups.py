@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from typing import Any
 
 import torch
@@ -11,17 +10,14 @@ from torch import Tensor
 
 from ...core import plan as core_plan
 from ...core.dispatch import Support
-from ...core.errors import DeviceError
 from ...core.plan import Plan
 from ...core.problem import Problem
 from ..blas import estimate
 from . import choice, dense, group_choice, sm90
 from .gpu import Gpu
 from .jit import KernelSpec
-from .jit.loader import is_loaded, load
 from .launch import Launcher, Matrix, raw_stream
 
-_log = logging.getLogger("omnigemm")
 _ALIGN = 16  # bytes: where the copy engine wants rows to begin
 _GROUPS = "Piiiii0P"
 _VALUES = {
@@ -127,15 +123,7 @@ class Launch:
         self._problem, self._config, self._variant = problem, config, variant_of(problem)
         self._index, self._multiprocessors = index, multiprocessors
         self._shared_bytes = self._variant.shared_bytes(config) + group_choice.table_bytes(problem.groups)
-        wanted = dense.spec(config, self._variant)
-        if torch.cuda.is_current_stream_capturing() and not is_loaded(wanted, index, self._shared_bytes):
-            raise DeviceError(
-                f"{problem.op}: the kernel for {problem} is not compiled yet, and a CUDA graph is being captured; call "
-                f"{problem.op} once with such operands, or make the plan with omnigemm.plan, before the capture"
-            )
-        self._loaded = load(wanted, index, self._shared_bytes)
-        if self._loaded.local_bytes:  # slower, but right
-            _log.warning("kernel %s spills %d bytes of registers", wanted.name, self._loaded.local_bytes)
+        self._loaded = dense.loaded(problem, config, self._variant, index, self._shared_bytes)
         self._prepared: dict[Any, tuple[Launcher, tuple[int, ...]] | None] = {}
 
     def __call__(self, out: Tensor, *operands: Any) -> None:
