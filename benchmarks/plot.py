@@ -165,7 +165,8 @@ def panel(y: float, heading: str, points: Sequence[Point], peers: Mapping[str, i
     top = y + 44
     bottom = top + ROW * len(points)
     words = [text(PAD, y + 12, heading, "head")]
-    columns = ((COLUMN_NK, f"N {TIMES} K"), (COLUMN_M, "M"), (COLUMN_US, f"ours, {US}"))
+    rows = f"groups {TIMES} M" if points[0].groups else "M"
+    columns = ((COLUMN_NK, f"N {TIMES} K"), (COLUMN_M, rows), (COLUMN_US, f"ours, {US}"))
     words += [text(x, top - 10, name, "small", "end") for x, name in columns]
     words.append(text(scale.x(1.0) - 2, top - 10, "floor", "small"))
     bands, bars, marks = [], [], []

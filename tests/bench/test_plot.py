@@ -112,7 +112,7 @@ def test_groups_have_their_number(tmp_path: Path) -> None:
     record["rows"].append({**row("eager (lists)", "G2x1x2x3", 1.0), "floor_us": None})  # no floor: not drawn
     assert plot(tmp_path, record).exit_code == 0
     path = tmp_path / "figures" / "some-gpu-grouped_masked_fp8_block.svg"
-    assert {"32 × 20", "3.00"} <= set(texts(path))  # noqa: RUF001
+    assert {"groups × M", "32 × 20", "3.00"} <= set(texts(path))  # noqa: RUF001
     assert "G32x20x64x128, first: 4.00 us, 2.00 times the floor of 2.00 us" in texts(path, "title")
     assert len(list((tmp_path / "figures").iterdir())) == 4
 
