@@ -223,6 +223,7 @@ grouped_gemm_masked
     masked(out, floats(1, 4, 7)) | Shape | a has shape (1, 4, 7) | K = 6
     masked(out, expected_m=-1) | Shape | expected_m is -1 | a whole number >= 0
     masked(out, expected_m=1.5) | Shape | expected_m is 1.5 | a whole number >= 0
+    masked(out, expected_m=True) | Shape | expected_m is True | a whole number >= 0
     masked(out, a8[None], b8[None], a_scale=scales(4), b_scale=1.0) | Shape | a_scale has shape (4,) | (1, 4)
     masked(out, a16[None], w4()) | Shape | b has shape (5, 64) | (G, N, K)
     masked(out[:3]) | Shape | out has shape (1, 3, 5) | (1, 4, 5)

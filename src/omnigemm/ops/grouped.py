@@ -259,7 +259,8 @@ def _collect_contiguous(a: Any, b: Any, ends: Any, *, a_scale: Any = None, b_sca
 def _collect_masked(
     a: Any, b: Any, counts: Any, *, a_scale: Any = None, b_scale: Any = None, expected_m: int | None = None
 ) -> Operands:
-    if expected_m is not None and (not isinstance(expected_m, int) or expected_m < 0):
+    whole = isinstance(expected_m, int) and not isinstance(expected_m, bool)
+    if expected_m is not None and not (whole and expected_m >= 0):
         raise ShapeError(f"grouped_gemm_masked: expected_m is {expected_m!r}, expected None or a whole number >= 0")
     return *_collect_rows("grouped_gemm_masked", a, b, counts, a_scale, b_scale), expected_m
 

@@ -13,6 +13,7 @@ from omnigemm.backends.blas import BlasKernel, estimate
 from omnigemm.backends.blas.vendors import VENDORS
 from omnigemm.backends.cuda import choice, dense
 from omnigemm.backends.cuda.gpu import KNOWN
+from omnigemm.backends.cuda.groups import kernels as groups_of
 from omnigemm.backends.cuda.sm90 import Config
 from omnigemm.core.problem import Problem, describe
 
@@ -69,6 +70,26 @@ def test_estimates_grow_with_the_work() -> None:
     assert base < estimate.seconds(gemm(n=50000)) < estimate.seconds(gemm(n=50000, out_dtype="fp32"))
     assert base < estimate.seconds(gemm(batch=1000))
     assert estimate.seconds(describe("grouped_gemm", m=64, n=64, k=64, groups=8), calls=8) > 8 * 4e-6
+
+
+@pytest.mark.parametrize("op", ["grouped_gemm_contiguous", "grouped_gemm_masked"])
+@pytest.mark.parametrize("m", [8, 1024, 65536])
+def test_groups_are_never_left_to_a_library_that_waits(op: str, m: int) -> None:
+    """Which it must, to learn their rows; no graph could capture that."""
+    library = BlasKernel("nvidia", VENDORS["nvidia"], cast("Any", None), cast("Any", _AtOnce()))
+    for n, k, groups in ((4096, 2048, 8), (7168, 3072, 4), (576, 64, 256)):
+        one = describe(op, m=m, n=n, k=k, groups=groups, dtype="bf16")
+        assert groups_of(one, H200)[0].cost(one, DEVICE) < library.cost(one, DEVICE)
+
+
+class _AtOnce:
+    def in_one_call(self, *_: object) -> bool:
+        return True
+
+
+def test_rows_of_contiguous_groups_are_counted_once() -> None:
+    one, many = (describe("grouped_gemm_contiguous", m=4096, n=64, k=64, groups=g, dtype="bf16") for g in (1, 256))
+    assert estimate.seconds(many) < 2 * estimate.seconds(one)
 
 
 def test_tables_are_merged_by_what_was_measured() -> None:

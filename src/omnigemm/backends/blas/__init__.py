@@ -30,7 +30,7 @@ VARIABLE = "OMNIGEMM_BLAS_LIBRARY"
 _FLOATS = ("fp16", "bf16", "fp32")
 _ROWS = ("grouped_gemm_contiguous", "grouped_gemm_masked")
 _OPS = ("gemm", "grouped_gemm", *_ROWS)
-# Our own kernels are taken where they are ahead by more than the times of one run differ from the next one's.
+# Our own gemm is taken where it is ahead by more than the times of one run differ from the next one's.
 _DOUBT = 0.97
 
 
@@ -56,8 +56,9 @@ class BlasKernel:
     def cost(self, problem: Problem, device: torch.device) -> float:
         if problem.op == "grouped_gemm":
             return estimate.list_seconds(problem, self._at_once(problem))
-        alone = problem.op == "gemm" or self._at_once(problem)
-        return _DOUBT * estimate.seconds(problem, 1 if alone else max(1, problem.groups))
+        if problem.op == "gemm":
+            return _DOUBT * estimate.seconds(problem)
+        return estimate.seconds(problem, 1 if self._at_once(problem) else max(1, problem.groups))
 
     def _at_once(self, problem: Problem) -> bool:
         mean = problem.flops / max(1, problem.groups)

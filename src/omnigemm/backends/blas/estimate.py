@@ -29,7 +29,10 @@ def list_seconds(problem: Problem, at_once: bool) -> float:
 
 def seconds(problem: Problem, calls: int = 1) -> float:
     """For the whole problem, in so many calls of the library."""
-    shapes = problem.shapes or ((problem.m, problem.n, problem.k),) * max(1, problem.batch, problem.groups)
+    copies = max(1, problem.batch, problem.groups)
+    shapes = problem.shapes or ((problem.m, problem.n, problem.k),) * copies
     size, out = _SIZES.get(problem.a_dtype, 2), _SIZES.get(problem.out_dtype, 2)
-    moved = sum(size * (m * k + k * n) + out * m * n for m, n, k in shapes)
+    weights = sum(size * k * n for _, n, k in shapes)
+    rows = shapes[:1] if problem.op == "grouped_gemm_contiguous" else shapes  # there, M is that of all groups
+    moved = weights + sum(size * m * k + out * m * n for m, n, k in rows)
     return calls * _CALL_SECONDS + max(moved / _MEMORY, problem.flops / _MATH)

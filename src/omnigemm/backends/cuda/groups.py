@@ -37,8 +37,9 @@ def supports(problem: Problem) -> Support:
     if problem.groups > group_choice.GROUP_LIMIT:
         return Support(False, f"{problem.groups} groups, expected at most {group_choice.GROUP_LIMIT}")
     rows = problem.m * (problem.groups if problem.op == "grouped_gemm_masked" else 1)
-    if max(rows, problem.groups * problem.n) >= 2**31:
-        return Support(False, "the groups have 2^31 rows or more together, expected fewer")
+    for name, count in (("a", rows), ("b", problem.groups * problem.n)):
+        if count >= 2**31:
+            return Support(False, f"{name} has {count} rows in all groups together, expected fewer than 2^31")
     return Support(True, "")
 
 
