@@ -14,11 +14,11 @@ import pytest
 KERNELS = Path(__file__).parents[3] / "src" / "omnigemm" / "kernels"
 SHIM = """
 #include "common/lists.cuh"
-extern "C" int find(const Product* table, int count, int index, int from) {
-    return Products{table, count, 1, 1}.find(index, from);
+extern "C" int find(const int* ends, int count, int index, int from) {
+    return Products{nullptr, ends, count, 1, 1}.find(index, from);
 }
-extern "C" void tile(const Product* table, int count, int down, int across, int index, int which, int band, int* out) {
-    const Tile one = Products{table, count, down, across}.tile(index, which, band);
+extern "C" void tile(const int* ends, int m, int n, int down, int across, int index, int which, int band, int* out) {
+    const Tile one = Products{nullptr, ends, 0, down, across}.tile(index, which, Product{ends[which], m, n, 0}, band);
     out[0] = one.row, out[1] = one.col;
 }
 """
@@ -43,20 +43,16 @@ Found = tuple[int, int, int]  # product, tile row and column
 
 def walk(library: ctypes.CDLL, sizes: Sequence[Size], down: int, across: int, band: int, grid: int) -> list[Found]:
     """All tiles in the order of a persistent grid: each block takes every grid-th one, from the product before on."""
-    lines, total = [], 0
-    for m, n in sizes:
+    total, ends = 0, (ctypes.c_int * len(sizes))()
+    for i, (m, n) in enumerate(sizes):
         total += -(-m // down) * -(-n // across)
-        lines += [total, m, n, 0]
-    room = (ctypes.c_int * (len(lines) + 4))()  # lines begin at multiples of 16 bytes
-    skip = -ctypes.addressof(room) % 16 // 4
-    table = ctypes.byref(room, 4 * skip)
-    room[skip : skip + len(lines)] = lines
+        ends[i] = total
     count, out, seen = len(sizes), (ctypes.c_int * 2)(), []
     for block in range(grid):
         which = 0
         for index in range(block, total, grid):
-            which = library.find(table, count, index, which)
-            library.tile(table, count, down, across, index, which, band, out)
+            which = library.find(ends, count, index, which)
+            library.tile(ends, *sizes[which], down, across, index, which, band, out)
             seen.append((which, out[0], out[1]))
     return seen
 

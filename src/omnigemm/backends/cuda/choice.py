@@ -133,6 +133,8 @@ def _by_rows(variant: Variant, m: int) -> Iterator[Config]:
             # Of two that the model cannot tell apart the first is taken.
             for share in (1,) if m <= 128 else (1, 2) if m <= 512 else (2, 1):
                 yield Config(False, 2, 1, cols, 0, right_share=share, band=16)
+                if cols == 256 and m > 256:  # results in parts leave room for a fourth stage
+                    yield Config(False, 2, 1, cols, 0, right_share=share, band=16, out_buffers=2, out_parts=4)
     if m > 128:
         yield Config(False, 2, 2, 128, 0, left_share=2, out_buffers=2)
 

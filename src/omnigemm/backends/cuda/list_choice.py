@@ -12,8 +12,8 @@ from .choice import RUNNERS_UP, Choice
 from .gpu import Gpu
 from .sm90 import BLOCK_K, SHARED_BYTES, SHARED_PER_SM, Config, Variant
 
-PRODUCT_LIMIT = 1024  # of a launch: lines of the table that every block holds
-TABLE_BYTES = 16 * PRODUCT_LIMIT + 8  # of shared memory, its alignment included
+PRODUCT_LIMIT = 700  # of a launch: ends of products that every block holds
+TABLE_BYTES = 4 * PRODUCT_LIMIT  # of shared memory
 _START = 6e-6  # two kernels, one after the other
 _FIND_TILE = 500.0  # cycles, to find a tile and fetch its maps
 # Bytes a cycle that a multiprocessor asks for by itself, where rows begin at odd multiples of 16 bytes, as they do in
@@ -42,6 +42,8 @@ def _worth_a_thought() -> Iterator[Config]:
     for share in (1, 2):
         for cols in (128, 192, 256):
             yield Config(False, 2, 1, cols, 0, right_share=share, band=16 // share)
+        # Results in parts leave room for a fourth stage.
+        yield Config(False, 2, 1, 256, 0, right_share=share, band=16 // share, out_buffers=2, out_parts=4)
         yield Config(False, 2, 2, 128, 0, left_share=share, out_buffers=2)
     for cols in (64, 128, 256):
         for blocks_per_sm in (1, 2):

@@ -36,7 +36,8 @@ class Config:
     split: int = 1  # blocks of a cluster that share a tile, each with a part of K
     depth: int = 1  # blocks of K that are multiplied together before their sums are scaled and added
     band: int = 8  # column tiles that are worked on together, for L2
-    out_buffers: int = 1  # waves of results that may wait for the copy engine
+    out_buffers: int = 1  # waves of results that may wait for the copy engine,
+    out_parts: int = 1  # or parts of their columns
     blocks_per_sm: int = 1
 
     @property
@@ -76,7 +77,7 @@ class Config:
     def shared_bytes(self, left_scale: int, right_scale: int, out_by_tma: bool) -> int:
         """Results on their way out or sums from other blocks, the stages, the scales that come with them, two barriers
         for each stage, and one for the sums."""
-        out = self.math_groups * self.out_buffers * 64 * self.cols * 2 if out_by_tma else 0
+        out = self.math_groups * self.out_buffers * 64 * (self.cols // self.out_parts) * 2 if out_by_tma else 0
         if self.split > 1:
             out = self.owned * self.split * self.math_groups * 128 * 16
         scales = (0, self.rows, 0)[left_scale] + (0, self.cols, 2 if 128 % self.cols else 0)[right_scale]
@@ -129,9 +130,11 @@ class Config:
             return f"the cluster has {self.cluster} blocks, expected at most {CLUSTER_LIMIT}"
         if self.stages < 2:
             return f"stages is {self.stages}, expected at least 2"
-        for name in ("split", "band", "out_buffers"):
+        for name in ("split", "band", "out_buffers", "out_parts"):
             if getattr(self, name) < 1:
                 return f"{name} is {getattr(self, name)}, expected at least 1"
+        if self.out_parts > 1 and (self.swap or self.cols % (self.slab * self.out_parts)):
+            return f"out_parts is {self.out_parts}, expected {self.cols} columns in whole parts of {self.slab}"
         if self.swap and self.owned * 8 * (self.rows + 4) * 4 > self.stages * (self.rows + self.cols) * BLOCK_K:
             return f"{self.stages} stages hold less than the sums of {self.owned * 8} columns"
         return None
@@ -303,6 +306,7 @@ def source(config: Config, variant: Variant) -> str:
         "DEPTH": config.depth,
         "BAND": config.band,
         "OUT_BUFFERS": config.out_buffers,
+        "OUT_PARTS": config.out_parts,
         "BLOCKS_PER_SM": config.blocks_per_sm,
         "LEFT_SCALE": variant.left_scale(config.swap),
         "RIGHT_SCALE": variant.right_scale(config.swap),

@@ -12,24 +12,24 @@ struct alignas(16) Product {
 
 struct Products {
     const Product* table;
+    const int* ends;  // its first column once more, where reading is cheap
     int count;
     int rows_each, cols_each;  // of D, in a tile or pack
 
     // Whose tile that is. `from` is the product of an earlier one, and most often still the right one.
     OMNIGEMM_BOTH int find(int index, int from) const {
-        if (table[from].tile_end > index) return from;
+        if (ends[from] > index) return from;
         for (int last = count - 1; from < last;) {
             const int middle = (from + last) / 2;
-            if (table[middle].tile_end > index)
+            if (ends[middle] > index)
                 last = middle;
             else
                 from = middle + 1;
         }
         return from;
     }
-    OMNIGEMM_BOTH Tile tile(int index, int which, int band) const {
-        const Product one = table[which];
-        const int before = which > 0 ? table[which - 1].tile_end : 0;
+    OMNIGEMM_BOTH Tile tile(int index, int which, const Product& one, int band) const {
+        const int before = which > 0 ? ends[which - 1] : 0;
         return dense_tile(index - before, (one.m + rows_each - 1) / rows_each, (one.n + cols_each - 1) / cols_each,
                           band);
     }

@@ -8,10 +8,12 @@ struct Epilogue {
     // Columns that one store writes: 128, 64 or 32 bytes of a row, whichever divides the tile.
     static constexpr int SLAB = TILE_COLS % 64 == 0 ? 64 : TILE_COLS % 32 == 0 ? 32 : 16;
     static constexpr int SLAB_BYTES = 64 * SLAB * 2;
-    static constexpr int WAVE_BYTES = TILE_COLS / SLAB * SLAB_BYTES;
-    static constexpr int GROUP_BYTES = OUT_BUFFERS * WAVE_BYTES;
+    // A wave's columns may go out in parts: what they wait in is then smaller, and leaves room for a stage more.
+    static constexpr int PART_COLS = TILE_COLS / OUT_PARTS;
+    static constexpr int PART_BYTES = PART_COLS / SLAB * SLAB_BYTES;
+    static constexpr int GROUP_BYTES = OUT_BUFFERS * PART_BYTES;
     static constexpr int BYTES = (MATH_GROUPS * GROUP_BYTES + 1023) / 1024 * 1024;
-    static_assert(TILE_COLS % 16 == 0, "a tile is whole slabs");
+    static_assert(TILE_COLS % 16 == 0 && PART_COLS % SLAB == 0, "parts are whole slabs");
 
     static __device__ __forceinline__ void init(u64*) {}
     static __device__ __forceinline__ bool storing_thread() { return threadIdx.x % 128 == 0; }
@@ -29,7 +31,7 @@ struct Epilogue {
     // A wave's first rows only, without the copy engine, which writes them all.
     static __device__ __forceinline__ void store_rows(const char* buffer, const Arguments& arguments, int m, int rows,
                                                       int first_col) {
-        constexpr int CHUNKS = TILE_COLS / 8;  // of 16 bytes
+        constexpr int CHUNKS = PART_COLS / 8;  // of 16 bytes
         for (int i = threadIdx.x % 128; i < rows * CHUNKS; i += 128) {
             const int row = i / CHUNKS, col = i % CHUNKS * 8;
             if (first_col + col < SHAPE_N)
@@ -42,7 +44,7 @@ struct Epilogue {
     // Rows that do not begin at multiples of 16 bytes.
     static __device__ __forceinline__ void store_elements(const char* buffer, const Arguments& arguments,
                                                           const Place& tile, int m, int rows, int first_col) {
-        const int cols = min(TILE_COLS, tile.columns() - first_col);
+        const int cols = min(PART_COLS, tile.columns() - first_col);
         unsigned short* to = static_cast<unsigned short*>(tile.out(arguments)) + first_col;
         for (int row = threadIdx.x % 128 / 32; row < rows; row += 4)
             for (int col = threadIdx.x % 32; col < cols; col += 32)
@@ -64,44 +66,54 @@ struct Epilogue {
             // Rows that are the product's own; in groups, those behind them are another's.
             const int left = tile.rows(arguments) - first_row - wave * WAVE_ROWS;
             if ((GROUPED || LIST) && left <= 0) break;
-            char* buffer = out + math_group * GROUP_BYTES + wave % OUT_BUFFERS * WAVE_BYTES;
-            if (wave % OUT_BUFFERS == 0) {
-                finish();
-                named_barrier_sync(1 + math_group, 128);
-            }
             const int m = tile.row * TILE_ROWS + row_in_tile + wave * WAVE_ROWS;
             const Row top = row_of(arguments, tile, tile.a_scale_row(arguments) + min(m, tile.rows(arguments) - 1));
             const Row bottom =
                 row_of(arguments, tile, tile.a_scale_row(arguments) + min(m + 8, tile.rows(arguments) - 1));
 #pragma unroll
-            for (int j = 0; j < TILE_COLS / 16; ++j) {
-                u32 packed[4];
-#pragma unroll
-                for (int part = 0; part < 2; ++part) {  // 8 columns each
-                    const Sum* v = sums[wave] + 8 * j + 4 * part;
-                    const int eight = 16 * j + 8 * part;
-                    const int n = first_col + eight + offset;
-                    packed[2 * part] =
-                        pack_out(with_c(columns.finish(v[0], top, eight, offset), arguments, tile, m, n),
-                                 with_c(columns.finish(v[1], top, eight, offset + 1), arguments, tile, m, n + 1));
-                    packed[2 * part + 1] = pack_out(
-                        with_c(columns.finish(v[2], bottom, eight, offset), arguments, tile, m + 8, n),
-                        with_c(columns.finish(v[3], bottom, eight, offset + 1), arguments, tile, m + 8, n + 1));
+            for (int part = 0; part < OUT_PARTS; ++part) {
+                const int step = wave * OUT_PARTS + part, from = part * PART_COLS;
+                char* buffer = out + math_group * GROUP_BYTES + step % OUT_BUFFERS * PART_BYTES;
+                // The buffer is free when all but the stores after its own have read theirs.
+                if (step == 0 || step >= OUT_BUFFERS) {
+                    if (storing_thread()) {
+                        if (step == 0)
+                            bulk_wait_group_read<0>();
+                        else
+                            bulk_wait_group_read<OUT_BUFFERS - 1>();
+                    }
+                    named_barrier_sync(1 + math_group, 128);
                 }
-                stmatrix_x4(buffer + place(row, 16 * j + lane / 16 * 8), packed[0], packed[1], packed[2], packed[3]);
-            }
-            fence_proxy_async();
-            named_barrier_sync(1 + math_group, 128);
-            if (GROUPED && left < 64) {
-                store_rows(buffer, arguments, tile.out_row(arguments) + first_row + wave * WAVE_ROWS, left, first_col);
-            } else if (!tile.out_by_tma()) {
-                store_elements(buffer, arguments, tile, first_row + wave * WAVE_ROWS, min(left, 64), first_col);
-            } else if (storing_thread()) {
 #pragma unroll
-                for (int slab = 0; slab < TILE_COLS / SLAB; ++slab)
-                    tma_store_2d(map, buffer + slab * SLAB_BYTES, first_col + slab * SLAB,
-                                 tile.out_row(arguments) + first_row + wave * WAVE_ROWS);
-                bulk_commit_group();
+                for (int j = 0; j < PART_COLS / 16; ++j) {
+                    u32 packed[4];
+#pragma unroll
+                    for (int half = 0; half < 2; ++half) {  // 8 columns each
+                        const int eight = from + 16 * j + 8 * half, n = first_col + eight + offset;
+                        const Sum* v = sums[wave] + eight / 2;
+                        packed[2 * half] =
+                            pack_out(with_c(columns.finish(v[0], top, eight, offset), arguments, tile, m, n),
+                                     with_c(columns.finish(v[1], top, eight, offset + 1), arguments, tile, m, n + 1));
+                        packed[2 * half + 1] = pack_out(
+                            with_c(columns.finish(v[2], bottom, eight, offset), arguments, tile, m + 8, n),
+                            with_c(columns.finish(v[3], bottom, eight, offset + 1), arguments, tile, m + 8, n + 1));
+                    }
+                    stmatrix_x4(buffer + place(row, 16 * j + lane / 16 * 8), packed[0], packed[1], packed[2],
+                                packed[3]);
+                }
+                fence_proxy_async();
+                named_barrier_sync(1 + math_group, 128);
+                const int to_row = tile.out_row(arguments) + first_row + wave * WAVE_ROWS, to_col = first_col + from;
+                if (GROUPED && left < 64) {
+                    store_rows(buffer, arguments, to_row, left, to_col);
+                } else if (!tile.out_by_tma()) {
+                    store_elements(buffer, arguments, tile, to_row, min(left, 64), to_col);
+                } else if (storing_thread()) {
+#pragma unroll
+                    for (int slab = 0; slab < PART_COLS / SLAB; ++slab)
+                        tma_store_2d(map, buffer + slab * SLAB_BYTES, to_col + slab * SLAB, to_row);
+                }
+                if (storing_thread()) bulk_commit_group();  // also of nothing: each part's stores are a group
             }
         }
     }

@@ -43,17 +43,18 @@ struct Work {
 
     __device__ __forceinline__ Work(const Arguments& arguments)
         : memory{arguments.list, arguments.list_count},
-          products{nullptr, arguments.list_count, TILE_ROWS * RIGHT_SHARE, TILE_COLS * LEFT_SHARE},
+          products{nullptr, nullptr, arguments.list_count, TILE_ROWS * RIGHT_SHARE, TILE_COLS * LEFT_SHARE},
           tiles(arguments.list_tiles),
           share_rank(SHARE > 1 ? cluster_ctarank() % SHARE : 0),
           which(0) {}
 
     // By all threads; to be followed by a barrier.
     __device__ __forceinline__ void prepare(void* free, int) {
-        Product* lines = reinterpret_cast<Product*>((reinterpret_cast<u64>(free) + 15) & ~u64(15));
-        products.table = lines;
+        int* ends = static_cast<int*>(free);
+        products.table = memory.table();
+        products.ends = ends;
         griddepcontrol_wait();
-        for (int i = threadIdx.x; i < products.count; i += THREADS) lines[i] = memory.table()[i];
+        for (int i = threadIdx.x; i < products.count; i += THREADS) ends[i] = products.table[i].tile_end;
     }
     static __device__ __forceinline__ int end(const Place& tile) { return tile.product.k_blocks; }
     // Asked by whole warps, who thereby agree on it.
@@ -63,11 +64,12 @@ struct Work {
     __device__ __forceinline__ bool has(int index) const { return index < tiles; }
     __device__ __forceinline__ Place tile(int index) const {
         which = products.find(index, which);
-        const Tile pack = products.tile(index, which, BAND);
+        const Product one = products.table[which];
+        const Tile pack = products.tile(index, which, one, BAND);
         return {{pack.row * RIGHT_SHARE + (RIGHT_SHARE > 1 ? share_rank : 0),
                  pack.col * LEFT_SHARE + (LEFT_SHARE > 1 ? share_rank : 0)},
                 which,
-                products.table[which],
+                one,
                 memory.endings()[which]};
     }
     // A math group that has no row of the product's at all has nothing to multiply.
