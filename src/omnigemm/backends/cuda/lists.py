@@ -33,6 +33,7 @@ from .launch import Launcher, Matrix, raw_stream
 
 OP = "grouped_gemm"
 MEMORY_BYTES = 456  # of device memory for a product: list_memory.cuh
+_COUNTER_BYTES = 4  # after those of all products
 _MEMORY_STEP = 512  # where the memory of each launch begins
 # Products that one launch of the small kernel takes: within 4 KB of parameters, or (CUDA 12.1) within 32 KB.
 LINES, _SMALL_LINES = (36, 108, 324), 36
@@ -214,7 +215,7 @@ class Lists:
             for first in range(0, len(members), list_choice.PRODUCT_LIMIT):
                 order = members[first : first + list_choice.PRODUCT_LIMIT]
                 parts.append(self._part(turned, order, start, forms, out, a, c))
-                start += -(-len(order) * MEMORY_BYTES // _MEMORY_STEP) * _MEMORY_STEP
+                start += -(-(len(order) * MEMORY_BYTES + _COUNTER_BYTES) // _MEMORY_STEP) * _MEMORY_STEP
         return self._run(parts, start, any(one is not None for one in c))
 
     def _part(
