@@ -234,6 +234,8 @@ def raw(name: str) -> tuple[str, tuple[Any, ...], Any]:
         return first, (*values, zero, keywords.get("bias")), out_dtype
     if first == "fp8_gemm":
         return first, (*values, keywords.get("bias")), out_dtype
+    if first == "grouped_gemm_k_contiguous" and len(values) == 3:
+        values.append(None)  # C
     hint = (keywords.get("expected_m"),) if first == "grouped_gemm_masked" else ()
     weights = [one for one in values if isinstance(one, omnigemm.Int4Weight)]
     if weights:

@@ -30,8 +30,8 @@ def rows_in_blocks(groups: list[slice], total: int) -> list[slice]:
     for group, rows in enumerate(groups):
         if rows.stop % BLOCK and rows.stop != total:
             raise ShapeError(
-                f"{OP}: ends[{group}] is {rows.stop}, expected a multiple of {BLOCK}, or T = {total}, because fp8 has a "
-                f"scale for every {BLOCK} rows"
+                f"{OP}: ends[{group}] is {rows.stop}, expected a multiple of {BLOCK}, or T = {total}, because fp8 has "
+                f"a scale for every {BLOCK} rows"
             )
     return groups
 
@@ -66,4 +66,3 @@ def bind(one: Launch) -> Launch:
                 finish(target, torch.mm(left, right.t()), added)
 
     return launch
-

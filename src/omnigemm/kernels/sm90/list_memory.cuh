@@ -27,3 +27,11 @@ struct ListMemory {
     __device__ __forceinline__ Product* table() const { return reinterpret_cast<Product*>(maps(count)); }
     __device__ __forceinline__ Ending* endings() const { return reinterpret_cast<Ending*>(table() + count); }
 };
+
+// A copy of a map that has the right box and swizzle, for another matrix.
+__device__ __forceinline__ void point(TensorMap* map, u64 address, u64 pitch_bytes, u32 columns, u32 rows) {
+    tensormap_replace_global_address(map, address);
+    tensormap_replace_global_dim<0>(map, columns);
+    tensormap_replace_global_dim<1>(map, rows);
+    tensormap_replace_global_stride<0>(map, pitch_bytes);
+}
