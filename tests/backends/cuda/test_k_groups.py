@@ -38,24 +38,33 @@ extern "C" void launch(const void* arguments, int size, int grid, int threads) {
     __builtin_memcpy(static_cast<void*>(&given), arguments, sizeof given);
     emulator::launch([] {{ {name}(like[0], like[1], like[2], given); }}, grid, threads);
 }}
-extern "C" int before(const int* ends, int first, int here, int group, int lane, int lanes) {{
-    return KGroups{{ends, first, here}}.before(group, lane, lanes);
-}}
+"""
+BEFORE = """
+#include "common/k_groups.cuh"
+extern "C" int before(const int* ends, int first, int here, int group, int lane, int lanes) {
+    return KGroups{ends, first, here}.before(group, lane, lanes);
+}
 """
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The small kernel, for the processor."""
+def built(folder: Path, source: str) -> ctypes.CDLL:
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("no g++ on this machine")
-    folder, spec = tmp_path_factory.mktemp("k_groups"), k_groups.setup_spec()
-    (folder / "kernel.cpp").write_text(spec.source + ENTRY.format(name=spec.name))
-    command = [compiler, "-std=c++17", "-O1", "-Wno-psabi", "-Wno-attributes", "-shared", "-fPIC"]
+    (folder / "source.cpp").write_text(source)
+    command = [compiler, "-std=c++17", "-O1", "-Wno-psabi", "-shared", "-fPIC"]
     paths = [f"-I{HERE / 'emulator'}", f"-I{KERNELS}"]
-    subprocess.run([*command, *paths, str(folder / "kernel.cpp"), "-o", str(folder / "kernel.so")], check=True)
-    return ctypes.CDLL(str(folder / "kernel.so"))
+    subprocess.run([*command, *paths, str(folder / "source.cpp"), "-o", str(folder / "built.so")], check=True)
+    return ctypes.CDLL(str(folder / "built.so"))
+
+
+@pytest.fixture(scope="module")
+def small_kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ctypes.CDLL]:
+    """For 16 bits and for fp8, to run on the processor."""
+    specs = [k_groups.setup_spec(size) for size in (1, 2)]
+    return {
+        one.name: built(tmp_path_factory.mktemp(one.name), one.source + ENTRY.format(name=one.name)) for one in specs
+    }
 
 
 def memory_at(address: int, rows: int, cols: int, row: int, col: int, dtype: torch.dtype) -> Tensor:
@@ -68,40 +77,53 @@ def memory_at(address: int, rows: int, cols: int, row: int, col: int, dtype: tor
 class Machine:
     """Stands in for a GPU."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self.library = library
+    def __init__(self, small_kernels: dict[str, ctypes.CDLL]) -> None:
+        self.small_kernels = small_kernels
         self.launches: list[str] = []
-        self.dtype, self.out_dtype = torch.bfloat16, torch.float32
+        self.dtypes, self.out_dtype = (torch.bfloat16,) * 2, torch.float32
 
-    def operand(self, at: int, side: int, k: int) -> Tensor:
+    def operand(self, at: int, side: int, k: int, dtype: torch.dtype) -> Tensor:
         """[M or N, K] in float64, as a tensor map of the list's memory says."""
         address, pitch, columns, rows = struct.unpack("QQII", ctypes.string_at(at, 24))
         assert address % 16 == 0
         assert pitch % 16 == 0
-        assert (columns, rows) == (side, k)
-        return memory_at(address, rows, columns, pitch // self.dtype.itemsize, 1, self.dtype).double().t()
+        found = memory_at(address, rows, columns, pitch // dtype.itemsize, 1, dtype).double()
+        assert (columns, rows) == ((k, side) if self.fp8 else (side, k))
+        return found if self.fp8 else found.t()
+
+    @property
+    def fp8(self) -> bool:
+        return self.dtypes[0].itemsize == 1
 
     def multiply(self, launcher: Launcher, raw: bytes) -> None:
         """As gemm.cuh does with work_list.cuh, for what list_memory.cuh says."""
-        memory, count, tiles = struct.unpack("112xPii", raw)
+        scales: list[int] = []
+        if self.fp8:
+            *scales, memory, count, tiles, scale_pitch = struct.unpack("PP56xPiii4x", raw)
+        else:
+            memory, count, tiles = struct.unpack("112xPii", raw)
         down, across = CONFIG.tile_m * CONFIG.right_share, CONFIG.tile_n * CONFIG.left_share
         total, last_blocks = 0, 2**31
         for which in range(count):
             maps, line = memory + 384 * which, memory + 384 * count + 16 * which
             tile_end, m, n, k_blocks = struct.unpack("4i", ctypes.string_at(line, 16))
-            ending = memory + 400 * count + 56 * which
-            c, out, c_row, c_col, out_row, alpha, beta, c_type, straight = struct.unpack(
-                "PP3q2f2i", ctypes.string_at(ending, 56)
+            ending = memory + 400 * count + 64 * which
+            c, out, c_row, c_col, out_row, alpha, beta, c_type, straight, first_block = struct.unpack(
+                "PP3q2f3i4x", ctypes.string_at(ending, 64)
             )
             total += -(-m // down) * -(-n // across)
             assert tile_end == total
-            assert k_blocks <= last_blocks, "long tiles first"
+            assert k_blocks <= last_blocks or self.fp8, "long tiles first"
             last_blocks = k_blocks
             result = torch.zeros(m, n, dtype=torch.float64)
             if k_blocks:
-                rows = struct.unpack("I", ctypes.string_at(maps + 20, 4))[0]
-                assert -(-rows // 64) == k_blocks
-                result = self.operand(maps, m, rows) @ self.operand(maps + 128, n, rows).t()
+                k = struct.unpack("I", ctypes.string_at(maps + (16 if self.fp8 else 20), 4))[0]
+                assert -(-k // (128 if self.fp8 else 64)) == k_blocks
+                sides = [self.operand(maps, m, k, self.dtypes[0]), self.operand(maps + 128, n, k, self.dtypes[1])]
+                for i, at in enumerate(scales):
+                    some = memory_at(at + 4 * first_block, (m, n)[i], k_blocks, scale_pitch, 1, torch.float32)
+                    sides[i] = sides[i] * some.double().repeat_interleave(128, 1)[:, :k]
+                result = sides[0] @ sides[1].t()
             result *= alpha
             if beta:
                 result += beta * memory_at(c, m, n, c_row, c_col, TYPES[c_type]).double()
@@ -128,7 +150,9 @@ class Launcher:
         raw = self.format.pack(*values)
         self.machine.launches.append(self.kernel.name)
         if "setup" in self.kernel.name:
-            self.machine.library.launch(raw, len(raw), self.options["grid"], self.options["threads"])
+            self.machine.small_kernels[self.kernel.name].launch(
+                raw, len(raw), self.options["grid"], self.options["threads"]
+            )
         else:
             self.machine.multiply(self, raw)
 
@@ -141,8 +165,8 @@ class Handle:
 
 
 @pytest.fixture
-def machine(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    made = Launcher.machine = Machine(library)
+def machine(small_kernels: dict[str, ctypes.CDLL], monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    made = Launcher.machine = Machine(small_kernels)
     monkeypatch.setattr(k_groups, "Launcher", Launcher)
     monkeypatch.setattr(dense, "load", lambda spec, index, shared: Handle(spec))
     monkeypatch.setattr(k_groups, "raw_stream", lambda index: 0)
@@ -173,21 +197,30 @@ def run(
     out_dtype: torch.dtype = torch.float32,
     runner: k_groups.KGroups | None = None,
     index: Tensor | None = None,
+    scales: tuple[Tensor, Tensor] | None = None,
 ) -> k_groups.KGroups:
     """Into a result of NaN; compared with float64."""
     if out is None:
         out = torch.full((len(ends), a.size(1), b.size(1)), NAN, dtype=out_dtype)
-    machine.dtype, machine.out_dtype = a.dtype, out.dtype
+    machine.dtypes, machine.out_dtype = (a.dtype, b.dtype), out.dtype
     index = torch.tensor(ends, dtype=torch.int32) if index is None else index
-    operands = a, b, index, c, None, None
+    operands = a, b, index, c, *(scales or (None, None))
     spec = GROUPED_K_CONTIGUOUS.check(operands, out, None)
     if runner is None:
         runner = k_groups.KGroups(GROUPED_K_CONTIGUOUS.describe(operands, spec), CONFIG, 0, H200.multiprocessors)
-    wanted = torch.stack([a[rows].double().t() @ b[rows].double() for rows in clamped(ends, a.size(0))])
+    left, right, total = a.double(), b.double(), a.size(0)
+    if scales is not None:
+        spread = [one.double().repeat_interleave(128, 1)[:, :total].t() for one in scales]
+        left, right = left * spread[0], right * spread[1]
+    wanted = torch.stack([left[rows].t() @ right[rows] for rows in clamped(ends, total)])
+    if scales is not None:
+        for group, rows in enumerate(clamped(ends, total)):
+            if any(one % 128 and one != total for one in (rows.start, rows.stop)):
+                wanted[group] = NAN
     if c is not None:
         wanted += c.double()
     runner.bind(out, *operands)(out, *operands)
-    torch.testing.assert_close(out.double(), wanted.to(out.dtype).double())
+    torch.testing.assert_close(out.double(), wanted.to(out.dtype).double(), equal_nan=True)
     return runner
 
 
@@ -283,7 +316,31 @@ def test_workspace_is_what_the_plan_says(machine: Machine, monkeypatch: pytest.M
     assert 800 * lists.MEMORY_BYTES <= sum(taken) == plan.workspace_bytes
 
 
-def test_longer_groups_come_first(library: ctypes.CDLL) -> None:
+FP8 = torch.float8_e4m3fn, torch.float8_e5m2
+FP8_ENDS = ([128, 128, 384, 512], [512, 700], [700], [0, 256, 512, 999], [128, 0, 256])
+FP8_BAD_ENDS = ([100, 256, 700], [128, 200, 200, 384], [64, 64], [699, 700])
+
+
+@pytest.mark.parametrize("ends", [*FP8_ENDS, *FP8_BAD_ENDS], ids=str)
+@pytest.mark.parametrize("way", ["col", "row"])
+def test_fp8(machine: Machine, ends: list[int], way: str) -> None:
+    """With a last block that is not whole; and groups that share one are NaN."""
+    a, b = torch.randn(40, 704).to(FP8[1])[:, :700].t(), torch.randn(24, 704).to(FP8[0])[:, :700].t()
+    if way == "row":  # copied
+        a, b = (x.view(torch.uint8).contiguous().view(x.dtype) for x in (a, b))
+    scales = torch.rand(40, 6), torch.rand(24, 6)
+    for out_dtype in (torch.float32, torch.bfloat16):
+        machine.launches.clear()
+        runner = run(machine, a, b, ends, out_dtype=out_dtype, scales=scales)
+        apart = torch.rand(6, 40).t(), torch.rand(24, 12)[:, ::2]
+        run(machine, a, b, ends, out_dtype=out_dtype, scales=apart, runner=runner)
+        c = torch.randn(len(ends), 40, 24).to(out_dtype)
+        run(machine, a, b, ends, c, out=c, scales=scales)
+        assert "fp8_1x128_list_rows" in machine.launches[1]
+
+
+def test_longer_groups_come_first(tmp_path: Path) -> None:
+    library = built(tmp_path, BEFORE)
     source = random.Random(0)
     for _ in range(50):
         ends = sorted(source.randint(0, 40) for _ in range(source.randint(1, 80)))
@@ -353,6 +410,9 @@ def test_groups_are_never_left_to_a_library_that_waits_for_the_device() -> None:
         {"m": 4096, "n": 2048, "k": 32768, "beta": 1.0},
         {"m": 4096, "n": 2048, "k": 32768, "beta": 1.0, "out_dtype": "bf16"},
         {"m": 64, "n": 64, "k": 512, "dtype": "fp16", "out_dtype": "fp16"},
+        {"m": 4096, "n": 2048, "k": 32768, "dtype": "e4m3", "beta": 1.0},
+        {"m": 4096, "n": 2048, "k": 32768, "dtype": "e5m2", "weight_dtype": "e4m3", "out_dtype": "bf16", "beta": 1.0},
+        {"m": 64, "n": 64, "k": 512, "dtype": "e4m3"},
     ],
     ids=str,
 )

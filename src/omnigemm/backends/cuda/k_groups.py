@@ -25,13 +25,12 @@ from .launch import Launcher, raw_stream
 
 OP = "grouped_gemm_k_contiguous"
 _VALUES = "2P4Q2Q5q8if4x"  # struct Arguments of k_groups_setup.cuh
+# struct Arguments of gemm.cuh, by bytes of an element: of a list, only the end is read, and where scales are.
+_MAIN_VALUES = {1: "PP56xPiii4x", 2: lists.MAIN_VALUES}
 _WARPS = 4  # groups of one of its blocks
-_TURNED = (True, True)  # the rows of A^T and B^T lie side by side, and K does not
 
 
 def supports(problem: Problem) -> Support:
-    if problem.a_dtype in ("e4m3", "e5m2"):
-        return Support(False, "groups along K are bf16 and fp16 here so far, not fp8")
     if problem.groups > group_choice.GROUP_LIMIT:
         return Support(False, f"{problem.groups} groups, expected at most {group_choice.GROUP_LIMIT}")
     tiles = min(problem.groups, list_choice.PRODUCT_LIMIT) * -(-problem.m // 64) * -(-problem.n // 64)
@@ -40,13 +39,26 @@ def supports(problem: Problem) -> Support:
     return Support(True, "")
 
 
+def element_bytes(problem: Problem) -> int:
+    return 1 if problem.a_dtype in ("e4m3", "e5m2") else 2
+
+
+def turned(problem: Problem) -> lists.Turned:
+    """In 16 bits, the columns of A and B lie side by side, and K does not. Tensor cores take no fp8 like that."""
+    wide = element_bytes(problem) == 2
+    return wide, wide
+
+
 def variant_of(problem: Problem) -> sm90.Variant:
-    return lists.variant_of(problem, _TURNED)
+    return lists.variant_of(problem, turned(problem))
 
 
-def setup_spec() -> KernelSpec:
-    name = "omnigemm_sm90_k_groups_setup"
-    source = f'#define KERNEL {name}\n#define LIMIT {group_choice.GROUP_LIMIT}\n#include "sm90/k_groups_setup.cuh"\n'
+def setup_spec(size: int) -> KernelSpec:
+    """For elements of that many bytes."""
+    name = f"omnigemm_sm90_k_groups_setup_{size}"
+    constants = {"KERNEL": name, "ELEMENT_BYTES": size, "LIMIT": group_choice.GROUP_LIMIT}
+    lines = [f"#define {key} {value}" for key, value in constants.items()]
+    source = "\n".join([*lines, '#include "sm90/k_groups_setup.cuh"', ""])
     return KernelSpec(name, source, sm90.ARCH, sm90.OPTIONS)
 
 
@@ -73,9 +85,10 @@ class KGroups:
         self._problem, self._config = problem, config
         self._index, self._device = index, torch.device("cuda", index)
         by_tma, variant = problem.out_dtype != "fp32", variant_of(problem)
+        self._fp8 = variant.element_bytes == 1
         shared_bytes = variant.shared_bytes(config) + list_choice.TABLE_BYTES
         main = dense.loaded(problem, config, variant, index, shared_bytes)
-        setup = dense.loaded_spec(problem, setup_spec(), index, 0)
+        setup = dense.loaded_spec(problem, setup_spec(variant.element_bytes), index, 0)
         down, across = config.tile_m * config.right_share, config.tile_n * config.left_share
         self._tiles = -(-problem.m // down) * -(-problem.n // across)
         self._parts, self._memory_bytes = [], 0
@@ -87,7 +100,7 @@ class KGroups:
                 threads=32 * _WARPS,
                 shared_bytes=0,
                 cluster=1,
-                matrices=lists.like_matrices(config, _TURNED, by_tma),
+                matrices=lists.like_matrices(config, turned(problem), by_tma, variant.element_bytes),
                 values=_VALUES,
             )
             main_launcher = Launcher(
@@ -95,7 +108,7 @@ class KGroups:
                 grid=lists.main_grid(config, count * self._tiles, multiprocessors),
                 shared_bytes=shared_bytes,
                 **lists.main_shape(config),
-                values=lists.MAIN_VALUES,
+                values=_MAIN_VALUES[variant.element_bytes],
             )
             self._parts.append(Part(first, count, self._memory_bytes, setup_launcher, main_launcher))
             self._memory_bytes += lists.memory_bytes(count)
@@ -111,19 +124,23 @@ class KGroups:
         self.bind(out, *operands)(out, *operands)
 
     def bind(
-        self, out: Tensor, a: Tensor, b: Tensor, ends: Tensor, c: Tensor | None, *scales: None
+        self, out: Tensor, a: Tensor, b: Tensor, ends: Tensor, c: Tensor | None, *scales: Tensor | None
     ) -> core_plan.Launch:
         """The launch for tensors with these strides, which it does not look at again."""
-        key = out.stride(), a.stride(), b.stride(), ends.stride(), None if c is None else c.stride()
+        key = tuple(None if one is None else one.stride() for one in (out, a, b, ends, c, *scales))
         if key not in self._bound:
-            self._bound[key] = self._prepare(out, a, b, ends, c)
+            self._bound[key] = self._prepare(out, a, b, ends, c, *scales)
         return self._bound[key]
 
-    def _prepare(self, out: Tensor, a: Tensor, b: Tensor, ends: Tensor, c: Tensor | None) -> core_plan.Launch:
+    def _prepare(
+        self, out: Tensor, a: Tensor, b: Tensor, ends: Tensor, c: Tensor | None, *scales: Tensor | None
+    ) -> core_plan.Launch:
         problem, parts, tiles, memory_bytes = self._problem, self._parts, self._tiles, self._memory_bytes
-        pitches, out_pitch = [dense.pitch(x) for x in (a, b)], dense.pitch(out[0], straight=False)
-        if None in pitches or out_pitch is None or not ends.is_contiguous():
+        pitches = [dense.pitch(gemm.as_lines(x, self._fp8)) for x in (a, b)]
+        out_pitch = dense.pitch(out[0], straight=False)
+        if None in pitches or out_pitch is None or not all(_dense(one) for one in (ends, *scales)):
             return self._with_copies
+        scale_pitch = (scales[0].size(1),) if self._fp8 and scales[0] is not None else ()
         size = out.element_size()
         of_c, kind, beta = ((0, 0, 0), 0, 0.0) if c is None else (c.stride(), sm90.TYPES[name_of(c.dtype)], 1.0)
         strides = *pitches, out.stride(0), out_pitch // size, *of_c
@@ -131,39 +148,49 @@ class KGroups:
         like, none = (self._somewhere,) * 3, (0,) * 3
         index, device, current_device = self._index, self._device, torch._C._cuda_getDevice
 
-        def run(out: Tensor, a: Tensor, b: Tensor, ends: Tensor, c: Tensor | None, *scales: None) -> None:
+        def run(out: Tensor, a: Tensor, b: Tensor, ends: Tensor, c: Tensor | None, *scales: Tensor | None) -> None:
             if current_device() != index:
                 with torch.cuda.device(index):
-                    return run(out, a, b, ends, c)
+                    return run(out, a, b, ends, c, *scales)
             left, right = a.data_ptr(), b.data_ptr()
             if (left | right) % dense.ALIGN:
-                return self._with_copies(out, a, b, ends, c)
+                return self._with_copies(out, a, b, ends, c, *scales)
             memory = torch.empty(memory_bytes, dtype=torch.uint8, device=device)
             stream, start = raw_stream(index), memory.data_ptr()
             addresses = ends.data_ptr(), left, right, 0 if c is None else c.data_ptr(), out.data_ptr()
             for part in parts:
                 some = part.first, part.count
                 part.setup(stream, like, start + part.memory, *addresses, *strides, *some, *sizes)
+            at = [one.data_ptr() for one in scales if one is not None]
             for part in parts:
-                part.main(stream, none, start + part.memory, part.count, part.count * tiles)
+                part.main(stream, none, *at, start + part.memory, part.count, part.count * tiles, *scale_pitch)
             return None
 
         return run
 
-    def _with_copies(self, out: Tensor, a: Tensor, b: Tensor, ends: Tensor, c: Tensor | None, *scales: None) -> None:
+    def _with_copies(
+        self, out: Tensor, a: Tensor, b: Tensor, ends: Tensor, c: Tensor | None, *scales: Tensor | None
+    ) -> None:
         """Copy what the kernel cannot read or write in its place."""
         with torch._C._AutoDispatchBelowAutograd(), torch.cuda.device(self._index):
             target = out
             if dense.pitch(out[0], straight=False) is None:
                 target = torch.empty(out.shape, dtype=out.dtype, device=out.device)
-            left, right = (gemm.readable(x, False) for x in (a, b))
-            self(target, left, right, ends.contiguous(), c)
+            left, right = (gemm.readable(x, self._fp8) for x in (a, b))
+            near = (None if one is None else one.contiguous() for one in scales)
+            self(target, left, right, ends.contiguous(), c, *near)
             if target is not out:
                 out.copy_(target)
 
 
+def _dense(x: Tensor | None) -> bool:
+    return x is None or x.is_contiguous()
+
+
 def _copied(problem: Problem) -> bool:
     """Whether operands must be copied, as far as their sizes tell."""
+    if element_bytes(problem) == 1:
+        return problem.k % dense.ALIGN != 0 or (problem.a_layout, problem.b_layout) != ("col", "col")
     lines = (problem.a_layout, problem.m), (problem.b_layout, problem.n)
     return any(layout != "row" or 2 * line % dense.ALIGN for layout, line in lines)
 
@@ -190,6 +217,8 @@ class Sm90KGroups:
         return Support(True, ", ".join(words))
 
     def cost(self, problem: Problem, device: torch.device) -> float:
+        if element_bytes(problem) == 1:
+            return self.choice.seconds
         # A BLAS has to wait for the device before it can start, and no graph can capture that.
         return min(self.choice.seconds, 0.99 * estimate.seconds(problem))
 
@@ -244,4 +273,4 @@ def specs(problem: Problem, gpu: Gpu) -> tuple[KernelSpec, ...]:
     chosen = kernels(problem, gpu)[0]
     if isinstance(chosen, Fill):
         return ()
-    return dense.spec(chosen.choice.config, variant_of(problem)), setup_spec()
+    return dense.spec(chosen.choice.config, variant_of(problem)), setup_spec(element_bytes(problem))

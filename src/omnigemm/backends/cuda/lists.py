@@ -32,7 +32,7 @@ from .jit.loader import Loaded, is_loaded, load
 from .launch import Launcher, Matrix, raw_stream
 
 OP = "grouped_gemm"
-MEMORY_BYTES = 456  # of device memory for a product: list_memory.cuh
+MEMORY_BYTES = 464  # of device memory for a product: list_memory.cuh
 _MEMORY_STEP = 512  # where the memory of each launch begins
 # Products that one launch of the small kernel takes: within 4 KB of parameters, or (CUDA 12.1) within 32 KB.
 LINES, _SMALL_LINES = (36, 108, 324), 36
@@ -65,8 +65,8 @@ def variant_of(problem: Problem, turned: Turned) -> sm90.Variant:
         0,
         problem.a_dtype,
         problem.b_dtype,
-        "none",
-        "none",
+        problem.a_scale,
+        problem.b_scale,
         problem.out_dtype,
         out_by_tma=problem.out_dtype != "fp32",
         a_turned=turned[0],

@@ -10,6 +10,11 @@ struct KGroups {
     OMNIGEMM_BOTH int begin(int group) const { return group > 0 ? ends[group - 1] : 0; }
     OMNIGEMM_BOTH int rows(int group) const { return ends[group] - begin(group); }
 
+    // Whether a group begins or ends within a block of K. All rows may end there.
+    OMNIGEMM_BOTH bool shares_block(int group, int block, int total) const {
+        return (begin(group) % block && begin(group) != total) || (ends[group] % block && ends[group] != total);
+    }
+
     // How many of a worker's share of the list, every `lanes`-th group, come before that group: those with more rows,
     // and of equals the earlier ones. Long tiles first, so that the last ones, for which not all blocks have work, are
     // short.

@@ -9,8 +9,10 @@ struct Ending {
     void* out;
     long long c_row, c_col, out_stride;  // in elements
     float alpha, beta;
-    int c_type;    // of epilogue.cuh
-    int straight;  // the copy engine can address D
+    int c_type;       // of epilogue.cuh
+    int straight;     // the copy engine can address D
+    int first_block;  // of K, where the product's scales begin
+    int unused;
 };
 
 struct ListMemory {
@@ -19,7 +21,7 @@ struct ListMemory {
 
     static constexpr int MAPS = 3;
     static constexpr int BYTES = MAPS * sizeof(TensorMap) + sizeof(Product) + sizeof(Ending);
-    static_assert(BYTES == 456, "what lists.py sets aside for a product");
+    static_assert(BYTES == 464, "what lists.py sets aside for a product");
 
     __device__ __forceinline__ TensorMap* maps(int which) const {
         return reinterpret_cast<TensorMap*>(start) + MAPS * which;
