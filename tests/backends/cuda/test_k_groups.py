@@ -134,6 +134,7 @@ class Machine:
                 assert not any(one % 16 for one in (out, 2 * out_row, 2 * n))
             memory_at(out, m, n, out_row, 1, self.out_dtype).copy_(result)
         assert total == tiles
+        assert struct.unpack("i", ctypes.string_at(memory + lists.MEMORY_BYTES * count, 4)) == (0,), "none taken yet"
         packs = H200.multiprocessors // CONFIG.cluster
         assert launcher.options["grid"] == min(tiles, packs) * CONFIG.cluster
 

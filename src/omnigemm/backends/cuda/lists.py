@@ -142,7 +142,7 @@ class Part:
 
 def memory_bytes(products: int) -> int:
     """Device memory of one launch, up to where that of the next may begin."""
-    return -(-products * MEMORY_BYTES // _MEMORY_STEP) * _MEMORY_STEP
+    return -(-(products * MEMORY_BYTES + _COUNTER_BYTES) // _MEMORY_STEP) * _MEMORY_STEP
 
 
 def main_shape(config: sm90.Config) -> dict[str, Any]:

@@ -178,7 +178,9 @@ struct Loader {
         for (int i = 0; i < ahead; ++i) load_weights(i, work.first_block + i, work.tile(work.first()));
 #endif
         griddepcontrol_wait();
-        for (int index = work.first(); work.has(index); index += work.step()) {
+        int asked = 0;
+        for (int index = work.first(); work.has(index); index = work.next_to_load(asked)) {
+            asked = work.ask(index);  // needed only when this tile's loads are begun: the answer may take its time
             const Place tile = work.tile(index);
             work.enter(tile, left, right);
 #pragma unroll 1
@@ -220,7 +222,7 @@ __device__ __forceinline__ void load_scales(const Work& work, const Shared& shar
     const int lane = threadIdx.x % 32, part = lane % LANES, inside = lane / LANES;
     griddepcontrol_wait();
     Position<STAGES> at;
-    for (int index = work.first(); work.has(index); index += work.step()) {
+    for (int index = work.first(); work.has(index); index = work.next(index)) {
         const Place tile = work.tile(index);
         const int rows = tile.rows(arguments), a_before = tile.a_scale_row(arguments), b_before = tile.b_scale_row();
         const int first_row = tile.row * TILE_ROWS, last_row = (SWAP ? tile.columns() : rows) - 1;
@@ -317,7 +319,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         Mainloop mainloop(shared.stages, group, row);
         Position<STAGES> at;
         const TensorMap* out_map = &map_out;
-        for (int index = work.first(); work.has(index); index += work.step()) {
+        for (int index = work.first(); work.has(index); index = work.next(index)) {
             const Place tile = work.tile(index);
             const int waves = work.waves(tile, group);
             if (waves == 0) {

@@ -94,6 +94,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
 #pragma unroll
     for (int i = 0; i < ListMemory::MAPS; ++i) tensormap_cp_fenceproxy(&memory.maps(which)[i], &maps[i]);
     if (lane == 0) {
+        if (which == 0) *memory.taken() = 0;
         memory.table()[which] = {(which + 1) * arguments.tiles, arguments.m, arguments.n, (k + BLOCK - 1) / BLOCK};
         memory.endings()[which] = {
             reinterpret_cast<const void*>(arguments.c + arguments.c_group * group * arguments.out_bytes),

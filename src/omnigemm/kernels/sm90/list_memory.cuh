@@ -1,5 +1,6 @@
 // What the kernel that prepares a list of products (list_setup.cuh) leaves in device memory for the one that multiplies
-// them: tensor maps of A, B and D for each product, then a line of the table of tiles, then how to finish its sums.
+// them: tensor maps of A, B and D for each product, then a line of the table of tiles, then how to finish its sums; and
+// after those of all products, how many tiles were taken since.
 #pragma once
 #include "common/lists.cuh"
 #include "common/ptx.cuh"
@@ -28,6 +29,7 @@ struct ListMemory {
     }
     __device__ __forceinline__ Product* table() const { return reinterpret_cast<Product*>(maps(count)); }
     __device__ __forceinline__ Ending* endings() const { return reinterpret_cast<Ending*>(table() + count); }
+    __device__ __forceinline__ int* taken() const { return reinterpret_cast<int*>(endings() + count); }
 };
 
 // A copy of a map that has the right box and swizzle, for another matrix.

@@ -64,6 +64,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
 #pragma unroll
     for (int i = 0; i < ListMemory::MAPS; ++i) tensormap_cp_fenceproxy(&memory.maps(which)[i], &maps[i]);
     if (lane == 0) {
+        if (which == 0) *memory.taken() = 0;
         const Sizes& sizes = arguments.sizes[line];
         memory.table()[which] = {sizes.tile_end, sizes.m, sizes.n, (sizes.k + 63) / 64};
         memory.endings()[which] = {reinterpret_cast<const void*>(arguments.c[line]),
