@@ -329,6 +329,10 @@ LISTS = [
     (Config(False, 2, 2, 128, 3, left_share=2, out_buffers=2), variant(NO_SCALES, "fp32", c=True, **_BF16, **_LIST)),
     (Config(False, 1, 1, 256, 4), variant(NO_SCALES, "fp16", **_BF16, **_LIST)),
     (Config(False, 1, 1, 64, 5, blocks_per_sm=2), variant(NO_SCALES, c=True, **_FP16, **_TURNED, **_LIST)),
+    (Config(False, 2, 1, 128, 5, right_share=2), variant(ROWS, c=True, **_LIST)),
+    (Config(False, 2, 1, 128, 6), variant(ROWS, "fp32", c=True, a_dtype="e5m2", **_LIST)),
+    (Config(False, 1, 1, 128, 6, blocks_per_sm=1), variant(ROWS, "fp16", **_LIST)),
+    (Config(False, 1, 1, 64, 5, blocks_per_sm=2), variant(ROWS, "fp32", **_LIST)),
 ]
 COMPILED = [*SWAPS, *BY_ROW, *MEASURED, *INTEGERS, *SIXTEEN, *GROUPS, *LISTS]
 

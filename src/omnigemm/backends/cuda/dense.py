@@ -64,7 +64,10 @@ def spec(config: sm90.Config, variant: sm90.Variant) -> KernelSpec:
 
 def loaded(problem: Problem, config: sm90.Config, variant: sm90.Variant, index: int, shared_bytes: int) -> Loaded:
     """The kernel, compiled if need be, on that GPU."""
-    wanted = spec(config, variant)
+    return loaded_spec(problem, spec(config, variant), index, shared_bytes)
+
+
+def loaded_spec(problem: Problem, wanted: KernelSpec, index: int, shared_bytes: int) -> Loaded:
     if torch.cuda.is_current_stream_capturing() and not is_loaded(wanted, index, shared_bytes):
         raise DeviceError(
             f"{problem.op}: the kernel for {problem} is not compiled yet, and a CUDA graph is being captured; call "

@@ -76,13 +76,17 @@ def seconds(config: Config, variant: Variant, sizes: np.ndarray, gpu: Gpu) -> fl
     """The model: a start, and then whichever takes longest: memory, L2, or the multiprocessors."""
     m, n, k = sizes.T
     out_bytes = 4 if variant.out_dtype == "fp32" else 2
-    memory = float((2 * (m + n) * k + out_bytes * m * n).sum()) / gpu.memory
-    packs, k_blocks = _packs(config, sizes), np.ceil(2 * k / BLOCK_K)
+    size = variant.element_bytes
+    memory = float((size * (m + n) * k + out_bytes * m * n).sum()) / gpu.memory
+    packs, k_blocks = _packs(config, sizes), np.ceil(size * k / BLOCK_K)
     loaded = config.rows / config.left_share + config.cols / config.right_share
     l2 = float((packs * k_blocks).sum()) * config.share * loaded * BLOCK_K / gpu.l2
     # Cycles of a block of K, as in choice.py.
     products = 64 * config.waves * config.cols * BLOCK_K / 4096
     chain = products + choice._CHAIN_ROWS * config.waves
+    sums = config.waves * config.cols / 2
+    if not variant.straight:
+        chain += choice._PROMOTION * sums
     arriving = (config.rows + config.cols) * BLOCK_K
     read = config.math_groups * config.waves * (64 + config.cols) * BLOCK_K
     busy = choice._BUSY_DENSE if config.waves == 1 else choice._BUSY_STRAIGHT_2
@@ -92,7 +96,6 @@ def seconds(config: Config, variant: Variant, sizes: np.ndarray, gpu: Gpu) -> fl
         (arriving + read) / choice._SHARED,
         loaded * BLOCK_K / _ASKED,
     )
-    sums = config.waves * config.cols / 2
     each = k_blocks * max(chain, config.blocks_per_sm * unit) + 2.0 * choice._NEXT_TILE * sums + _FIND_TILE
     places = gpu.multiprocessors // config.cluster * config.blocks_per_sm
     # Long tiles come first, and blocks take turns: at the end they are about half a tile apart.

@@ -17,7 +17,7 @@ struct Row {
 };
 
 __device__ __forceinline__ float row_scale(const Arguments& arguments, const Place& tile, int m) {
-#if ELEMENT_BYTES == 2
+#if ELEMENT_BYTES == 2 || LIST
     return tile.alpha(arguments);
 #else
     return FINISH_SCALES ? __ldg(arguments.a_scale + (long long)m * A_STEP) : 1.0f;
@@ -59,7 +59,7 @@ __device__ __forceinline__ float with_c(float value, const Arguments& arguments,
 
 __device__ __forceinline__ float finished(float sum, const Row& row, float col, float bias, int) {
     if constexpr (FINISH_SCALES) sum *= row.scale * col;
-    if constexpr (ELEMENT_BYTES == 2) sum *= row.scale;
+    if constexpr (ELEMENT_BYTES == 2 || LIST) sum *= row.scale;
     if constexpr (HAS_BIAS) sum += bias;
     return sum;
 }

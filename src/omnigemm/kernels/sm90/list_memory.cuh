@@ -10,8 +10,10 @@ struct Ending {
     void* out;
     long long c_row, c_col, out_stride;  // in elements
     float alpha, beta;
-    int c_type;    // of epilogue.cuh
-    int straight;  // the copy engine can address D
+    int c_type;       // of epilogue.cuh
+    int straight;     // the copy engine can address D
+    int first_block;  // of K, where the product's scales begin
+    int unused;
 };
 
 struct ListMemory {
@@ -20,7 +22,7 @@ struct ListMemory {
 
     static constexpr int MAPS = 3;
     static constexpr int BYTES = MAPS * sizeof(TensorMap) + sizeof(Product) + sizeof(Ending);
-    static_assert(BYTES == 456, "what lists.py sets aside for a product");
+    static_assert(BYTES == 464, "what lists.py sets aside for a product");
 
     __device__ __forceinline__ TensorMap* maps(int which) const {
         return reinterpret_cast<TensorMap*>(start) + MAPS * which;
@@ -29,3 +31,11 @@ struct ListMemory {
     __device__ __forceinline__ Ending* endings() const { return reinterpret_cast<Ending*>(table() + count); }
     __device__ __forceinline__ int* taken() const { return reinterpret_cast<int*>(endings() + count); }
 };
+
+// A copy of a map that has the right box and swizzle, for another matrix.
+__device__ __forceinline__ void point(TensorMap* map, u64 address, u64 pitch_bytes, u32 columns, u32 rows) {
+    tensormap_replace_global_address(map, address);
+    tensormap_replace_global_dim<0>(map, columns);
+    tensormap_replace_global_dim<1>(map, rows);
+    tensormap_replace_global_stride<0>(map, pitch_bytes);
+}

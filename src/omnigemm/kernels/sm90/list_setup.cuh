@@ -25,14 +25,6 @@ static_assert(sizeof(Sizes) == 56 && sizeof(Arguments) == 32 + 96 * LINES, "as l
 
 constexpr int WARPS = 4;
 
-// A copy of a map that has the right box and swizzle, for another matrix.
-__device__ __forceinline__ void point(TensorMap* map, u64 address, u64 pitch_bytes, u32 columns, u32 rows) {
-    tensormap_replace_global_address(map, address);
-    tensormap_replace_global_dim<0>(map, columns);
-    tensormap_replace_global_dim<1>(map, rows);
-    tensormap_replace_global_stride<0>(map, pitch_bytes);
-}
-
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     KERNEL(const __grid_constant__ TensorMap like_a, const __grid_constant__ TensorMap like_b,
            const __grid_constant__ TensorMap like_out, const __grid_constant__ Arguments arguments) {

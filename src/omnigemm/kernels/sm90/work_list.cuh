@@ -17,6 +17,15 @@ struct Place : Tile {
     static constexpr __device__ int a_scale_row(const Arguments&) { return 0; }
     static constexpr __device__ int b_scale_row() { return 0; }
     static constexpr __device__ int b_whole_scale(const Arguments&) { return 0; }
+#if ELEMENT_BYTES == 1
+    __device__ __forceinline__ long long scale_at(const Arguments& arguments, int row) const {
+        return (long long)row * arguments.scale_pitch + ending.first_block;
+    }
+    __device__ __forceinline__ int scale_end() const { return product.k_blocks; }
+#else
+    static constexpr __device__ int scale_at(const Arguments&, int) { return 0; }
+    static constexpr __device__ int scale_end() { return 0; }
+#endif
     static constexpr __device__ int out_row(const Arguments&) { return 0; }
 
     __device__ __forceinline__ bool out_by_tma() const { return ending.straight; }
@@ -34,7 +43,8 @@ struct Place : Tile {
 };
 
 struct Work {
-    static_assert(SPLIT == 1 && !SWAP && ELEMENT_BYTES == 2, "what lists are made of");
+    static_assert(SPLIT == 1 && !SWAP && !INT8, "what lists are made of");
+    static_assert(ELEMENT_BYTES == 2 || DEPTH == 1, "K ends at any block");
     static constexpr bool OWN_MAPS = true;
     static constexpr int first_block = 0;
     ListMemory memory;
