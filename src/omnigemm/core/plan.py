@@ -12,9 +12,9 @@ from .problem import Problem
 
 # A launcher writes into `out`; the other operands are the op's own, in the order of its public signature.
 Launch = Callable[..., None]
-# The same for a caller that knows the addresses: a list of those of `out` and of each operand that is a tensor, in that
-# order, and after it the operands that are floats. It answers whether it ran. If not, nothing was written, and the
-# launch that sees the tensors must.
+# The same for a caller that knows the addresses: the operands that are floats come first, then the addresses of `out`
+# and of each operand that is a tensor. It answers whether it ran. If not, nothing was written, and the launch that sees
+# the tensors must.
 AddressLaunch = Callable[..., bool]
 
 

@@ -320,7 +320,7 @@ def repeated(
             other = addresses[i]
             if other < end and start < other + size:  # a closer look
                 return _launch(ops.operation, call, ops.gather(*arguments), out)
-    return out if launch(addresses, *numbers) else _write(call, ops.gather(*arguments), out)
+    return out if launch(*numbers, *addresses) else _write(call, ops.gather(*arguments), out)
 
 
 def _shortcut(
@@ -350,9 +350,7 @@ def _shortcut(
     return result
 
 
-def _recent(
-    ops: Ops, found: Call, given: Operands, tensors: list[int], others: list[int], gradients: bool
-) -> Recent:
+def _recent(ops: Ops, found: Call, given: Operands, tensors: list[int], others: list[int], gradients: bool) -> Recent:
     """`tensors` and `others` are places in (out, out_dtype, backend, *arguments)."""
     pick, rest = _picker(tensors), _picker(others)
     out, room, apart = given[0], 0, []

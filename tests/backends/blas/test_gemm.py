@@ -18,6 +18,7 @@ from omnigemm.backends.blas.caller import Caller
 from omnigemm.backends.blas.matrices import Matrices
 from omnigemm.core.dtypes import name_of
 from omnigemm.core.problem import describe
+from omnigemm.ops import _run
 from omnigemm.ops._run import calls
 
 
@@ -331,3 +332,50 @@ def test_a_gpu_that_is_not_there(standin: Any, monkeypatch: pytest.MonkeyPatch) 
     problem = describe("gemm", m=1, n=1, k=1)
     assert backend.supports(problem, torch.device("cuda:1"))
     assert "there is no cuda:2: torch finds 2 GPUs" in backend.supports(problem, torch.device("cuda:2")).reason
+
+
+@pytest.mark.usefixtures("_registered")
+@pytest.mark.parametrize(("kind", "by_tensors"), [("out", 1), ("fresh", 1), ("in place", 1), ("other C", 4)])
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_a_warm_call_hands_over_addresses(
+    monkeypatch: pytest.MonkeyPatch, kind: str, by_tensors: int, batch: tuple[int, ...]
+) -> None:
+    """The same products as of tensors, each time from other addresses. A C that must be copied takes tensors."""
+    written: list[int] = []
+    write = _run._write
+
+    def look(*call: Any) -> Any:
+        written.append(1)
+        return write(*call)
+
+    monkeypatch.setattr(_run, "_write", look)
+    b = torch.randn(*batch, 6, 5)
+    for _ in range(4):
+        a, c, out = torch.randn(*batch, 4, 6), torch.randn(*batch, 4, 5), torch.full((*batch, 4, 5), float("nan"))
+        if kind == "out":
+            got, want = omnigemm.gemm(a, b, alpha=2.0, out=out), exact(a, b, alpha=2.0)
+            assert got is out
+        elif kind == "fresh":
+            got, want = omnigemm.gemm(a, b), exact(a, b)
+        else:
+            want = exact(a, b, c, 2.0, 0.5)
+            got = omnigemm.gemm(a, b, c, alpha=2.0, beta=0.5, out=c if kind == "in place" else out)
+        torch.testing.assert_close(got, want.float())
+    assert len(written) == by_tensors
+
+
+@pytest.mark.usefixtures("_registered")
+def test_a_warm_call_refuses_what_a_cold_one_does(standin: Any) -> None:
+    room, b = torch.randn(8, 6), torch.randn(6, 6)
+    a, out = room[:4], room[4:]
+    for _ in range(2):
+        omnigemm.gemm(a, b, out=out)
+    before = room.clone()
+    with pytest.raises(omnigemm.LayoutError, match="shares memory with a"):
+        omnigemm.gemm(a, b, out=room[2:6])
+    assert torch.equal(room, before)
+    standin.fail("cublasGemmEx", 13)
+    with pytest.raises(omnigemm.DeviceError, match=r"NVIDIA cuBLAS: cublasGemmEx answers EXECUTION_FAILED \(13\)"):
+        omnigemm.gemm(a, b, out=out)
+    omnigemm.gemm(a, b, out=out)
+    assert torch.equal(out, exact(a, b).float())

@@ -6,7 +6,7 @@ A row-major matrix is the transpose of a column-major one, so D^T = B^T A^T comp
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -86,7 +86,7 @@ class Gemm:
             # A C that begins where `out` does is `out`: any other overlap was refused.
             if adds and c is not None and c.data_ptr() != out.data_ptr():
                 before = partial(_copy, out, c)
-            at((out.data_ptr(), a.data_ptr(), b.data_ptr()), alpha, beta, before)
+            at(alpha, beta, out.data_ptr(), a.data_ptr(), b.data_ptr(), before=before)
             return None
 
         return run
@@ -102,7 +102,6 @@ class Gemm:
         rows, columns = out.shape[-2:]
         swap, dtype, index = d.rowwise, a.dtype, out.device.index or 0
         first, second = (right, left) if swap else (left, right)
-        first_at, second_at = (2, 1) if swap else (1, 2)
         sizes = (columns, rows, a.size(-1)) if swap else (rows, columns, a.size(-1))
         # A matrix that lies as D does is taken as it is, another one transposed.
         head = tuple(_int(value) for value in (first.rowwise != swap, second.rowwise != swap, *sizes))
@@ -122,11 +121,12 @@ class Gemm:
         precision = self.precision(dtype)
 
         def at(
-            addresses: Sequence[int], alpha: float, beta: float, before: Callable[[], None] | None = None
+            alpha: float, beta: float, to: int, a: int, b: int, c: int = 0, before: Callable[[], None] | None = None
         ) -> bool:
             """`before` is done first, if there is a handle. Without it, a C must be `out` already."""
-            if before is None and (current_device() != index or (adds and addresses[3] != addresses[0])):
+            if before is None and (current_device() != index or (adds and c != to)):
                 return False
+            x, y = (b, a) if swap else (a, b)
             compute, mode = precision()
             handle = take()  # before anything is written: there may be none
             try:
@@ -136,9 +136,8 @@ class Gemm:
                     handle.set_math_mode(mode)
                 status = function(
                     handle.parameter, *head,
-                    number(alpha), address(addresses[first_at]), *first_layout,
-                    address(addresses[second_at]), *second_layout,
-                    number(beta), address(addresses[0]), *out_layout,
+                    number(alpha), address(x), *first_layout, address(y), *second_layout,
+                    number(beta), address(to), *out_layout,
                     *count, compute, _ALGORITHM,
                 )  # fmt: skip
             finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,7 +26,6 @@ from .launch import Launcher, Matrix, raw_stream
 _log = logging.getLogger("omnigemm")
 ALIGN = 16  # bytes: where the copy engine wants rows to begin
 _VALUES = "PPPPqiiiiPP"  # struct Arguments of gemm.cuh
-_NO_ZEROS = (0, 0)  # addresses of zero points and of sums
 # With many rows our kernels and cuBLAS are within a few hundredths of each other: ours has to be clearly ahead by the
 # model, unless both were measured.
 _MODELLED_ROWS, _DOUBT = 256, 1.1
@@ -144,7 +142,7 @@ class Launch:
             if current_device() != index:
                 with torch.cuda.device(index):
                     return run(out, *operands)
-            if not at([one.data_ptr() for one in (out, *operands) if one is not None]):
+            if not at(*(one.data_ptr() for one in (out, *operands) if one is not None)):
                 self._with_copies(out, *operands)
             return None
 
@@ -170,16 +168,16 @@ class Launch:
             return None
         index, swap, current_device = self._index, self._config.swap, torch._C._cuda_getDevice
         kind = 0 if bias is None else sm90.TYPES[name_of(bias.dtype)]
-        biased, zeroed = bias is not None, a_zero is not None
         fixed = out.stride(0), self._m, kind, int(self._early), int(a_zero is not None and a_zero.numel() > 1)
+        no_bias: tuple[int, ...] = () if bias is not None else (0,)
+        no_zeros: tuple[int, ...] = () if a_zero is not None else (0, 0)
 
-        def at(addresses: Sequence[int]) -> bool:
-            to, left, right, rows, columns = addresses[:5]
-            if (to | left | right | rows | columns) % ALIGN or current_device() != index:
+        def at(to: int, a: int, b: int, a_scale: int, b_scale: int, *others: int) -> bool:
+            if (to | a | b | a_scale | b_scale) % ALIGN or current_device() != index:
                 return False
-            matrices = (right, left, to) if swap else (left, right, to)
-            bias_at, zeros = addresses[5] if biased else 0, addresses[-2:] if zeroed else _NO_ZEROS
-            launcher(raw_stream(index), matrices, rows, columns, bias_at, to, *fixed, *zeros)
+            bias, a_zero, b_sums = (*no_bias, *others, *no_zeros)
+            values = (a_scale, b_scale, bias, to, *fixed, a_zero, b_sums)
+            launcher.launch(raw_stream(index), (b, a, to) if swap else (a, b, to), values)
             return True
 
         return at

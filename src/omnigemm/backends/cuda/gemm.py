@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -48,7 +47,7 @@ class Gemm:
             if current_device() != index:
                 with torch.cuda.device(index):
                     return run(out, a, b, c, alpha, beta)
-            if not at([one.data_ptr() for one in (out, a, b, c) if one is not None], alpha, beta):
+            if not at(alpha, beta, *(one.data_ptr() for one in (out, a, b, c) if one is not None)):
                 self._with_copies(out, a, b, c, alpha, beta)
             return None
 
@@ -73,13 +72,11 @@ class Gemm:
             of_c = spread.stride(0), spread.stride(1), sm90.TYPES[name_of(c.dtype)]
         fixed = out.stride(0), self._m, 0, int(self._early), *_NO_ZEROS
 
-        def at(addresses: Sequence[int], alpha: float, beta: float) -> bool:
-            to, left, right = addresses[:3]
-            if (to | left | right) % dense.ALIGN or current_device() != index:
+        def at(alpha: float, beta: float, to: int, a: int, b: int, c: int = 0) -> bool:
+            if (to | a | b) % dense.ALIGN or current_device() != index:
                 return False
-            matrices = (right, left, to) if swap else (left, right, to)
-            added = addresses[3] if adds else 0
-            launcher(raw_stream(index), matrices, *_NO_SCALES, to, *fixed, alpha, beta, added, *of_c)
+            values = (*_NO_SCALES, to, *fixed, alpha, beta, c if adds else 0, *of_c)
+            launcher.launch(raw_stream(index), (b, a, to) if swap else (a, b, to), values)
             return True
 
         return at
