@@ -379,3 +379,33 @@ def test_a_warm_call_refuses_what_a_cold_one_does(standin: Any) -> None:
         omnigemm.gemm(a, b, out=out)
     omnigemm.gemm(a, b, out=out)
     assert torch.equal(out, exact(a, b).float())
+
+
+def test_addresses_on_another_device_are_left_to_tensors(standin: Any) -> None:
+    where = [1]
+    backend = opened(standin, NVIDIA, Caller(lambda: where[0], lambda index: 0x50, lambda: False))
+    a, b, out = torch.ones(2, 2), torch.ones(2, 2), torch.full((2, 2), 5.0)
+    at = kernel(backend).product.bind_addresses(out, a, b, None, 1.0, 0.0)
+    assert at is not None
+    addresses = [one.data_ptr() for one in (out, a, b)]
+    assert not at(1.0, 0.0, *addresses)
+    assert standin.log() == []
+    where[0] = 0
+    assert at(1.0, 0.0, *addresses)
+    assert bool((out == 2.0).all())
+
+
+def test_what_the_library_cannot_do_in_place_has_no_launch_by_addresses(standin: Any) -> None:
+    bind = kernel(opened(standin)).product.bind_addresses
+    a, b, out = torch.ones(4, 6), torch.ones(6, 5), torch.ones(4, 5)
+    for wrong in (
+        (laid_out(out, "scattered"), a, b),
+        (out, laid_out(a, "scattered"), b),
+        (out, a, laid_out(b, "scattered")),
+        (out, a[:, :0], b[:0]),
+        (out[:0], a[:0], b),
+    ):
+        assert bind(*wrong, None, 1.0, 0.0) is None
+    native = dataclasses.replace(NVIDIA, native_bf16=False)
+    bind = kernel(opened(standin, native)).product.bind_addresses
+    assert bind(out.bfloat16(), a.bfloat16(), b.bfloat16(), None, 1.0, 0.0) is None
