@@ -72,7 +72,7 @@ class Launcher:
     of its plain arguments, which come last, as one structure. `overlap`: it waits by itself for the kernel before it,
     which takes an sm_90."""
 
-    SLOTS = 256
+    SLOTS = 256  # that are kept, of some two kilobytes each
 
     def __init__(
         self,
