@@ -33,6 +33,7 @@ from .launch import Launcher, Matrix, raw_stream
 
 OP = "grouped_gemm"
 MEMORY_BYTES = 464  # of device memory for a product: list_memory.cuh
+_COUNTER_BYTES = 4  # after those of all products
 _MEMORY_STEP = 512  # where the memory of each launch begins
 # Products that one launch of the small kernel takes: within 4 KB of parameters, or (CUDA 12.1) within 32 KB.
 LINES, _SMALL_LINES = (36, 108, 324), 36
