@@ -5,7 +5,7 @@
 
 A shape is G x rows x M x N, where a group has between 0.7 and 1.3 times the rows, spread evenly, in random order (fp8:
 to the next multiple of 128). torch's grouped product gives bf16 only; the loop of torch.mm is told the rows by the host
-for nothing, and also gives bf16. All run in CUDA graphs, in turns.
+for nothing, and also gives bf16. All run in CUDA graphs, one after the other.
 """
 
 from __future__ import annotations
