@@ -57,20 +57,14 @@ __device__ __forceinline__ float with_c(float value, const Arguments& arguments,
     return value;
 }
 
-// C of two neighbouring columns, for results that begin with the first of them: nothing is done with it here, so that
-// many may be on their way at a time.
-__device__ __forceinline__ float2 two_of_c(const Arguments& arguments, const Place& tile, int m, int n) {
+// C of an element that may lie outside: nothing is done with it here, so that many may be on their way at a time.
+__device__ __forceinline__ float c_near(const Arguments& arguments, const Place& tile, int m, int n) {
 #if HAS_C
-    if (!tile.adds_c()) return make_float2(0.0f, 0.0f);
-    m = min(m, tile.rows(arguments) - 1);
-    const int last = tile.columns() - 1, type = tile.c_type(arguments);
-    const long long at = tile.c_at(arguments, m, min(n, last)), next = tile.c_at(arguments, m, min(n + 1, last));
-    const float* c = static_cast<const float*>(tile.c(arguments));
-    if (type == FP32 && next == at + 1 && reinterpret_cast<u64>(c + at) % 8 == 0)
-        return *reinterpret_cast<const float2*>(c + at);
-    return make_float2(widened(c, type, at), widened(c, type, next));
+    if (!tile.adds_c()) return 0.0f;
+    m = min(m, tile.rows(arguments) - 1), n = min(n, tile.columns() - 1);
+    return widened(tile.c(arguments), tile.c_type(arguments), tile.c_at(arguments, m, n));
 #else
-    return make_float2(0.0f, 0.0f);
+    return 0.0f;
 #endif
 }
 
@@ -117,19 +111,6 @@ __device__ __forceinline__ void store_one(const Arguments& arguments, const Plac
         static_cast<float*>(tile.out(arguments))[at] = value;
     else
         static_cast<unsigned short*>(tile.out(arguments))[at] = static_cast<unsigned short>(pack_out(value, 0.0f));
-}
-
-// Two neighbouring columns at once, where their address allows it: a warp then writes whole sectors.
-__device__ __forceinline__ void store_two(const Arguments& arguments, const Place& tile, int m, int n, float2 v) {
-    if constexpr (OUT_TYPE == FP32) {
-        float* to = static_cast<float*>(tile.out(arguments)) + m * tile.out_stride(arguments) + n;
-        if (n + 1 < tile.columns() && reinterpret_cast<u64>(to) % 8 == 0) {
-            *reinterpret_cast<float2*>(to) = v;
-            return;
-        }
-    }
-    if (n < tile.columns()) store_one(arguments, tile, m, n, v.x);
-    if (n + 1 < tile.columns()) store_one(arguments, tile, m, n + 1, v.y);
 }
 
 // What belongs to the tile's columns, where those are columns of D: read once, 32 columns by a warp, and handed round
