@@ -307,3 +307,54 @@ def test_what_equals_a_remembered_number_is_not_one(wrong: Any) -> None:
     with pytest.raises(omnigemm.DTypeError, match="alpha is"):
         omnigemm.gemm(a, b, alpha=wrong)
     assert torch.equal(omnigemm.gemm(a, b, alpha=1), omnigemm.gemm(a, b))
+
+
+def test_a_tensor_that_comes_twice_is_remembered_as_such(executed: list[int]) -> None:
+    """Such as a C that is `out`, which torch's guard would refuse."""
+    a, b, c = (torch.randn(4, 4) for _ in range(3))
+    out = torch.randn(4, 4)
+    for turn in range(3):
+        want = a @ b + out
+        omnigemm.gemm(a, b, out, beta=1.0, out=out)
+        torch.testing.assert_close(out, want)
+        assert len(executed) == 1, turn
+    other = torch.full((4, 4), float("nan"))  # the same kinds of tensors in the same places, but all different
+    omnigemm.gemm(a, b, c, beta=1.0, out=other)
+    torch.testing.assert_close(other, a @ b + c)
+    assert len(executed) == 2
+    want = a @ b + out
+    omnigemm.gemm(a, b, out, beta=1.0, out=out)
+    torch.testing.assert_close(out, want)
+
+
+def test_one_matrix_in_both_places(executed: list[int]) -> None:
+    square, other = torch.randn(4, 4), torch.randn(4, 4)
+    for _ in range(3):
+        torch.testing.assert_close(omnigemm.gemm(square, square), square @ square)
+    assert len(executed) == 1
+    torch.testing.assert_close(omnigemm.gemm(other, square), other @ square)
+    assert len(executed) == 2
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tracers_and_transforms_see_remembered_calls(through_dispatcher: list[int]) -> None:
+    """Also where the tensors themselves are none of theirs: the guard looks at what is in force around the call."""
+    given = operands()
+    wanted = omnigemm.fp8_gemm(*given)
+    omnigemm.fp8_gemm(*given)
+
+    def seen(x: Tensor) -> Tensor:
+        through_dispatcher.clear()
+        result = omnigemm.fp8_gemm(*given)
+        assert through_dispatcher
+        return x + result.float().sum()
+
+    one = torch.ones(())
+    torch.jit.trace(seen, (one,), check_trace=False)
+    torch.vmap(seen)(torch.ones(2))
+    torch.func.grad(seen)(one)
+    torch.func.jvp(seen, (one,), (one,))
+    torch.func.functionalize(seen)(one)
+    through_dispatcher.clear()
+    assert torch.equal(omnigemm.fp8_gemm(*given), wanted)
+    assert not through_dispatcher

@@ -17,10 +17,10 @@ from torch import Tensor
 from ..core.dispatch import PlanCache, choose
 from ..core.dtypes import BY_NAME, name_of
 from ..core.errors import DTypeError, ShapeError
-from ..core.plan import Launch, Plan
+from ..core.plan import AddressLaunch, Launch, Plan
 from ..core.problem import Problem
 from ..core.settings import Settings, current
-from ..core.watched import watched
+from ..core.watched import dispatch_modes, function_modes, watched
 from .checks import OutSpec, reach
 
 NAMESPACE = "omnigemm"
@@ -70,6 +70,7 @@ class Call(NamedTuple):
     launch: Launch
     fresh: Callable[[], Any]  # a new result
     reach: Reach | None = None
+    at: AddressLaunch | None = None  # the launch for those who know the addresses already
 
 
 class Recent(NamedTuple):
@@ -80,6 +81,9 @@ class Recent(NamedTuple):
     same: Callable[..., bool]  # their types, shapes, strides, dtypes, devices and gradients
     others: Callable[[Operands], Operands]
     values: Operands  # of the others
+    numbers: tuple[float, ...]  # those of them that are operands
+    room: int  # bytes from the first element of `out` to its last
+    apart: tuple[tuple[int, int], ...]  # the same of all that must not overlap it, by their places among the tensors
     settings: Settings
     gradients: bool  # of some tensor: not for us while gradients are recorded
 
@@ -134,7 +138,8 @@ def call_for(
     plan = choose(operation.describe(operands, spec), device, backend)
     example = allocate(spec) if out is None else out
     launch = plan.launch if plan.bind is None else plan.bind(example, *operands)
-    return calls.put(key, Call(plan, launch, _allocator(spec), _reach(example, operands)))
+    at = None if plan.bind_addresses is None else plan.bind_addresses(example, *operands)
+    return calls.put(key, Call(plan, launch, _allocator(spec), _reach(example, operands), at))
 
 
 def execute(
@@ -192,6 +197,10 @@ def _launch(operation: Operation, call: Call, operands: Operands, out: Any) -> A
         out = call.fresh()
     elif call.reach is None or not _far_apart(call.reach, out, operands, operation.may_be_out):
         operation.distinct(operands, out)
+    return _write(call, operands, out)
+
+
+def _write(call: Call, operands: Operands, out: Any) -> Any:
     if call.plan.uses_torch:
         # Parameters that require gradients are fine operands; torch's kernels with out= would refuse them otherwise.
         with torch._C._AutoDispatchBelowAutograd():
@@ -264,10 +273,13 @@ def register(
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 
 
+_WORDS = 3  # of (out, out_dtype, backend, *arguments), those before the arguments
 ANEW = object()  # what was not done, and must be done from the start
 
-# torch.compile's check that tensors are what they were: one call for all of them.
+# torch.compile's check that tensors are what they were: one call for all of them. It also compares what torch's
+# dispatcher would see here and now, so a tracer or a transform does not pass; modes may.
 _TensorGuards: Any = getattr(torch._C._dynamo.guards, "TensorGuards", None)
+_is_compiling, _is_grad_enabled, _address = torch.compiler.is_compiling, torch.is_grad_enabled, Tensor.data_ptr
 
 
 def repeated(
@@ -278,22 +290,37 @@ def repeated(
     Public functions ask this first, with their arguments as they are. Written out in one piece, because each call of a
     function costs a tenth of a microsecond.
     """
-    if torch.compiler.is_compiling() or watched():  # first: nobody who looks must see what was remembered
+    if _is_compiling() or dispatch_modes() or function_modes():  # first: nobody who looks must see what was remembered
         return ANEW
     try:
-        recent = calls.recent[ops.name, id(arguments[1]), arguments[0].size(-2)]
+        recent = calls.recent[ops.name, id(arguments[1]), arguments[0].shape[-2]]
     except (KeyError, AttributeError, IndexError, TypeError):  # unknown, or not even a matrix
         return ANEW
+    call, pick, same, others, values, numbers, room, apart, settings, gradients = recent
     given = (out, out_dtype, backend, *arguments)
-    settings = current()
+    tensors, now = pick(given), current()
     if (
-        recent.others(given) == recent.values
-        and recent.same(*recent.tensors(given))
-        and (recent.settings is settings or recent.settings == settings)
-        and not (recent.gradients and torch.is_grad_enabled())
+        others(given) != values
+        or not same(*tensors)
+        or not (settings is now or settings == now)
+        or (gradients and _is_grad_enabled())
     ):
-        return _launch(ops.operation, recent.call, ops.gather(*arguments), out)
-    return ANEW
+        return ANEW
+    launch = call.at
+    if launch is None:
+        return _launch(ops.operation, call, ops.gather(*arguments), out)
+    if out is None:
+        out = call.fresh()
+        addresses = [out.data_ptr(), *map(_address, tensors)]
+    else:
+        addresses = list(map(_address, tensors))
+        start = addresses[0]
+        end = start + room
+        for i, size in apart:
+            other = addresses[i]
+            if other < end and start < other + size:  # a closer look
+                return _launch(ops.operation, call, ops.gather(*arguments), out)
+    return out if launch(*numbers, *addresses) else _write(call, ops.gather(*arguments), out)
 
 
 def _shortcut(
@@ -308,7 +335,7 @@ def _shortcut(
     _check_words(ops, out, out_dtype, backend)
     tensors = [i for i, one in enumerate(given) if type(one) in _PLAIN]
     others = [i for i in range(len(given)) if i not in tensors]
-    if any(i > 2 and given[i] is not None and type(given[i]) not in (float, int) for i in others):
+    if any(i >= _WORDS and given[i] is not None and type(given[i]) not in (float, int) for i in others):
         return ANEW
     gradients = any(given[i].requires_grad for i in tensors)
     if gradients and torch.is_grad_enabled():
@@ -318,11 +345,50 @@ def _shortcut(
     found = call_for(operation, operands, out, out_dtype if out is None else None, backend)
     result = _launch(operation, found, operands, out)
     if _TensorGuards is not None:
-        pick, rest = itemgetter(*tensors), itemgetter(*others)
-        same = _TensorGuards(*pick(given), dynamic_dims_sizes=None, dynamic_dims_strides=None).check
         place = ops.name, id(arguments[1]), arguments[0].size(-2)
-        calls.remember(place, Recent(found, pick, same, rest, rest(given), current(), gradients))
+        calls.remember(place, _recent(ops, found, given, tensors, others, gradients))
     return result
+
+
+def _recent(ops: Ops, found: Call, given: Operands, tensors: list[int], others: list[int], gradients: bool) -> Recent:
+    """`tensors` and `others` are places in (out, out_dtype, backend, *arguments)."""
+    pick, rest = _picker(tensors), _picker(others)
+    out, room, apart = given[0], 0, []
+    if out is not None:
+        c = None if ops.operation.may_be_out is None else _WORDS + ops.operation.may_be_out
+        other = [i != 0 and not (i == c and given[i] is out) for i in tensors]
+        room, apart = reach(out), [(at, reach(given[i])) for at, i in enumerate(tensors) if other[at]]
+    return Recent(
+        call=found,
+        tensors=pick,
+        same=_guard(pick(given)),
+        others=rest,
+        values=rest(given),
+        numbers=tuple(given[i] for i in others if i >= _WORDS and type(given[i]) is float),
+        room=room,
+        apart=tuple(apart),
+        settings=current(),
+        gradients=gradients,
+    )
+
+
+def _guard(tensors: Operands) -> Callable[..., bool]:
+    """Whether tensors are like these. Torch's guard refuses one that comes twice, such as a C that is `out`: it gets
+    each once, and the others are compared with it."""
+    first = {id(one): i for i, one in reversed(list(enumerate(tensors)))}
+    once = sorted(first.values())
+    same: Callable[..., bool] = _TensorGuards(
+        *(tensors[i] for i in once), dynamic_dims_sizes=None, dynamic_dims_strides=None
+    ).check
+    twins = [(first[id(one)], i) for i, one in enumerate(tensors) if first[id(one)] != i]
+    if not twins:
+        return same
+    return lambda *given: all(given[i] is given[j] for i, j in twins) and same(*(given[i] for i in once))
+
+
+def _picker(places: Sequence[int]) -> Callable[[Operands], Operands]:
+    """What is at these places, always as a tuple."""
+    return itemgetter(*places) if len(places) > 1 else lambda given: tuple(given[i] for i in places)
 
 
 def _check_words(ops: Ops, out: Any, out_dtype: Any, backend: Any) -> None:

@@ -68,6 +68,8 @@ class BlasKernel:
         parts: dict[str, Any] = {"workspace_bytes": self._workspace(problem), "uses_torch": False}
         if problem.op in _ROWS:
             return Plan(problem, device, "blas", self.name, self.groups.rows(problem.op), **parts)
+        if problem.op == "gemm":
+            parts["bind_addresses"] = self.product.bind_addresses
         run = self.product if problem.op == "gemm" else self.groups
         return Plan(problem, device, "blas", self.name, run, bind=run.bind, **parts)
 

@@ -117,8 +117,14 @@ class Launcher:
 
     def __call__(self, stream: int, addresses: tuple[int, ...], *values: Any) -> None:
         """Launch on a stream, with an address for each matrix and the plain arguments."""
+        self.launch(stream, addresses, values)
+
+    def launch(self, stream: int, addresses: tuple[int, ...], values: tuple[Any, ...]) -> None:
         # Taken and given back without a lock: no two threads ever have the same one.
-        slot = self._free.pop() if self._free else _Slot(self)
+        try:
+            slot = self._free.pop()
+        except IndexError:
+            slot = _Slot(self)
         if addresses != slot.addresses:
             for i, address in enumerate(addresses):
                 if address != slot.addresses[i]:

@@ -15,12 +15,17 @@ struct TileQueue {
     __device__ __forceinline__ void init(int takers) { ring.init(1, takers); }
 
     // By one thread of the cluster's first block: to the queues of all blocks.
-    __device__ __forceinline__ void give(At& at, int tile, int first_rank, int blocks) {
+    __device__ __forceinline__ void give(At& at, int tile, int first_rank) {
         mbarrier_wait(&ring.empty[at.stage], at.phase ^ 1);
         u64* full = &ring.full[at.stage];
-        for (int rank = first_rank; rank < first_rank + blocks; ++rank) {
-            mbarrier_arrive_expect_tx_in(full, sizeof(int), rank);
-            st_async(mapa(&tiles[at.stage], rank), tile, mapa(full, rank));
+        if constexpr (SHARE == 1) {  // without a cluster, no block has a rank to send to
+            tiles[at.stage] = tile;
+            mbarrier_arrive(full);
+        } else {
+            for (int rank = first_rank; rank < first_rank + SHARE; ++rank) {
+                mbarrier_arrive_expect_tx_in(full, sizeof(int), rank);
+                st_async(mapa(&tiles[at.stage], rank), tile, mapa(full, rank));
+            }
         }
         at.advance();
     }
@@ -31,7 +36,12 @@ struct TileQueue {
         mbarrier_wait(&ring.full[at.stage], at.phase);
         const int tile = *const_cast<volatile int*>(&tiles[at.stage]);
         if constexpr (whole_warp) __syncwarp();
-        if (threadIdx.x % 32 == 0) mbarrier_arrive_in(&ring.empty[at.stage], first_rank);
+        if (threadIdx.x % 32 == 0) {
+            if constexpr (SHARE == 1)
+                mbarrier_arrive(&ring.empty[at.stage]);
+            else
+                mbarrier_arrive_in(&ring.empty[at.stage], first_rank);
+        }
         at.advance();
         return tile;
     }

@@ -83,7 +83,7 @@ struct Work {
     }
     __device__ __forceinline__ int next_to_load(int asked) const {
         if (share_rank != 0) return queue->take<false>(at, first_rank);
-        queue->give(at, asked, first_rank, SHARE);
+        queue->give(at, asked, first_rank);
         return asked;
     }
     __device__ __forceinline__ int next(int) const { return uniform(queue->take<true>(at, first_rank)); }
