@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from . import choice
 from .choice import RUNNERS_UP, Choice
 from .gpu import Gpu
 from .sm90 import BLOCK_K, SHARED_BYTES, SHARED_PER_SM, Config, Variant
@@ -19,6 +18,8 @@ _FIND_TILE = 500.0  # cycles, to find a tile and fetch its maps
 # Bytes a cycle that a multiprocessor asks for by itself, where rows begin at odd multiples of 16 bytes, as they do in
 # most lists: every line of 128 bytes lies in two cache lines. Set on lists of 10, 50 and 200 products.
 _ASKED = 34.0
+# As in choice.py when this was set.
+_CHAIN, _BUSY, _ARRIVING, _SHARED, _NEXT_TILE, _OVERLAP = 179.5, 0.84, 57.0, 121.0, 18.4, 0.208
 
 Shape = tuple[int, int, int]
 
@@ -80,23 +81,23 @@ def seconds(config: Config, variant: Variant, sizes: np.ndarray, gpu: Gpu) -> fl
     packs, k_blocks = _packs(config, sizes), np.ceil(2 * k / BLOCK_K)
     loaded = config.rows / config.left_share + config.cols / config.right_share
     l2 = float((packs * k_blocks).sum()) * config.share * loaded * BLOCK_K / gpu.l2
-    # Cycles of a block of K, as in choice.py.
+    # Cycles of a block of K, much as in choice.py.
     products = 64 * config.waves * config.cols * BLOCK_K / 4096
-    chain = products + choice._CHAIN_ROWS * config.waves
+    chain = products + _CHAIN * config.waves
     arriving = (config.rows + config.cols) * BLOCK_K
     read = config.math_groups * config.waves * (64 + config.cols) * BLOCK_K
     unit = max(
-        config.math_groups * products / choice._BUSY_DENSE,
-        arriving / choice._ARRIVING,
-        (arriving + read) / choice._SHARED,
+        config.math_groups * products / _BUSY,
+        arriving / _ARRIVING,
+        (arriving + read) / _SHARED,
         loaded * BLOCK_K / _ASKED,
     )
     sums = config.waves * config.cols / 2
-    each = k_blocks * max(chain, config.blocks_per_sm * unit) + 2.0 * choice._NEXT_TILE * sums + _FIND_TILE
+    each = k_blocks * max(chain, config.blocks_per_sm * unit) + _NEXT_TILE * sums + _FIND_TILE
     places = gpu.multiprocessors // config.cluster * config.blocks_per_sm
     # Long tiles come first, and blocks take turns: at the end they are about half a tile apart.
     even = float((packs * each).sum()) / places
     longest = float(each.max())
     cycles = max(longest, even + 0.5 * float((packs * each).sum() / packs.sum()))
     time = cycles / gpu.dense_clock
-    return _START + max(memory, l2, time) + choice._OVERLAP * min(memory, time)
+    return _START + max(memory, l2, time) + _OVERLAP * min(memory, time)
