@@ -14,6 +14,7 @@ from .sm90 import BLOCK_K, SHARED_BYTES, SHARED_PER_SM, Config, Variant
 
 RUNNERS_UP = 3  # that explain shows besides the choice
 _EARLY_ROWS = 32
+_TABLE_ROWS = 128  # from 33 to so many rows the table's entries hold for the number that was measured alone
 _SWAP_ROWS = 256  # up to which all rows of A can be the columns of one block
 _COLUMNS = (32, 48, 64, 80, 96, 112, 128, 144, 160, 192, 256)
 _MORE_COLUMNS = (176, 208, 224)  # that have the registers for it if there are no products besides the sums
@@ -29,13 +30,17 @@ _SWAP_DEPTHS = {
 
 
 # The model's constants: cycles, bytes a cycle, parts of a whole, seconds.
-_CHAIN, _CHAIN_ROWS, _PROMOTION, _ADDITION = 372.8, 179.5, 2.17, 1.02
-_BUSY, _BUSY_DENSE, _BUSY_DENSE_2, _BUSY_STRAIGHT_2 = 0.65, 0.84, 0.842, 0.77
-_ARRIVING, _SHARED, _SHARED_BY_TWO = 57.0, 121.0, 99.0
-ASKED, _STRADDLING = 28.0, 2.0  # of operands whose rows begin at odd multiples of 16 bytes
-_EVEN, _NEXT_BLOCK, _NEXT_TILE, _NEXT_TILE_DENSE = 0.303, 940.0, 9.2, 17.2
-_START_SWAP, _START_SPLIT, _START_LATE, _START_ROWS, _START_DENSE = 2.19e-6, 0.373e-6, 0.844e-6, 2.074e-6, 1.5e-6
-_OVERLAP, _OF_MEMORY, _OF_L2 = 0.208, 0.942, 0.95
+_CHAIN, _CHAIN_ROWS, _PROMOTION, _ADDITION = 266.0, 166.0, 2.19, 0.814
+_BUSY, _BUSY_DENSE, _BUSY_DENSE_2, _BUSY_STRAIGHT_2 = 0.78, 0.964, 0.917, 0.806
+_ARRIVING, _SHARED, _SHARED_BY_TWO = 54.3, 128.0, 99.2
+# Of operands whose rows begin anywhere: what a multiprocessor gets by itself, and how much more L2 has to do where
+# rows begin at odd multiples of 16 bytes, or of 32 and more.
+_ASKED, _ODD, _STRADDLING = 52.2, 2.96, 1.31
+_ARRIVAL = 3200.0  # from asking for a stage until it is there, when all do
+_EVEN, _NEXT_BLOCK, _NEXT_TILE, _NEXT_TILE_DENSE = 0.405, 1780.0, 14.9, 15.2
+_TOKEN_OUT, _TOKEN_SENT = 13.4, 10.3
+_START_SWAP, _START_SPLIT, _START_LATE, _START_ROWS, _START_DENSE = 1.667e-6, 0.244e-6, 1.037e-6, 1.731e-6, 1.467e-6
+_OVERLAP, _OF_MEMORY, _OF_L2 = 0.557, 1.02, 0.889
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +50,7 @@ class Choice:
     measured: bool = False  # in the GPU's table, or else by the model
     early: bool = False  # load the first weights while the kernel before still runs: only if they are constant
     against_blas: float | None = None  # the time in parts of what cuBLAS took in the same run
+    rows: int | None = None  # that were measured
 
 
 def choices(variant: Variant, m: int, gpu: Gpu, constant_weights: bool = False) -> tuple[Choice, ...]:
@@ -58,7 +64,10 @@ def _choices(variant: Variant, m: int, gpu: Gpu, constant_weights: bool) -> tupl
     early = constant_weights and m <= _EARLY_ROWS
     ranked = [dataclasses.replace(one, early=early) for one in modelled(variant, m, gpu)]
     known = _measured(variant, m, gpu, constant_weights)
-    if known is not None and variant.fault(known.config) is None:
+    if known is not None and _EARLY_ROWS < m <= _TABLE_ROWS and m != known.rows:
+        # For fewer tokens than were measured the model's choice beat the table's, narrowed to them or not.
+        ranked[0] = dataclasses.replace(ranked[0], against_blas=known.against_blas)
+    elif known is not None and variant.fault(known.config) is None:
         # The model may flatter what was tried and lost.
         others = (dataclasses.replace(one, seconds=max(one.seconds, known.seconds)) for one in ranked)
         ranked = [known, *(one for one in others if one.config != known.config)]
@@ -116,6 +125,8 @@ def _swapped(variant: Variant, m: int) -> Iterator[Config]:
             if share * split > 8 or (share > 1 and cols < 32):
                 continue
             for depth, blocks_per_sm in _depths(cols):
+                if share == 4 and blocks_per_sm > 1:  # hardly ever came within 5 % of the best
+                    continue
                 yield Config(
                     True, 1, 1, cols, 0, left_share=share, split=split, depth=depth, blocks_per_sm=blocks_per_sm
                 )
@@ -138,7 +149,8 @@ def _by_rows(variant: Variant, m: int) -> Iterator[Config]:
     for cols in (*_COLUMNS, *(_MORE_COLUMNS if variant.straight else ())):
         if m <= 64:
             yield Config(False, 1, 1, cols, 0)
-            yield Config(False, 1, 1, cols, 0, blocks_per_sm=2)
+            if 96 <= cols <= 128:  # two with other columns hardly ever came within 5 % of the best
+                yield Config(False, 1, 1, cols, 0, blocks_per_sm=2)
         else:
             # Of two that the model cannot tell apart the first is taken.
             for share in (1,) if m <= 128 else (1, 2) if m <= 512 else (2, 1):
@@ -150,7 +162,8 @@ def _by_rows(variant: Variant, m: int) -> Iterator[Config]:
 
 
 def seconds(config: Config, variant: Variant, m: int, gpu: Gpu) -> float:
-    """The model: a start, and then whichever takes longest: memory, L2, or the multiprocessor with most to do.
+    """The model: a start, whichever takes longest of memory, L2 and the multiprocessor with most to do, and a part of
+    the second longest, which is not all hidden.
 
     The sizes are the chip's; the times, and how busy tensor cores get, were set on what benchmarks/tune.py measured.
     """
@@ -162,9 +175,10 @@ def seconds(config: Config, variant: Variant, m: int, gpu: Gpu) -> float:
     out_bytes = m * n * (4 if variant.out_dtype == "fp32" else 2)
     memory = (variant.element_bytes * (n + m) * variant.k + out_bytes) / (_OF_MEMORY * gpu.memory)
     loaded = (config.rows / config.left_share + config.cols / config.right_share) * BLOCK_K
-    # Where rows begin anywhere, what should be one cache line is two.
-    straddling = variant.k * variant.element_bytes % BLOCK_K != 0
-    l2 = tiles * k_blocks * loaded / (_OF_L2 * gpu.l2) * (_STRADDLING if straddling else 1.0)
+    # Where rows begin anywhere, what should be one cache line is two, and at odd multiples of 16 bytes five sectors.
+    row_bytes = variant.k * variant.element_bytes
+    lines = 1.0 if row_bytes % BLOCK_K == 0 else _STRADDLING if row_bytes % 32 == 0 else _ODD
+    l2 = tiles * k_blocks * loaded / (_OF_L2 * gpu.l2) * lines
     # Cycles of a block of K. A warpgroup waits for its own products, and sees to barriers; fp8's are then scaled and
     # added.
     products = 64 * config.waves * config.cols * BLOCK_K / 4096
@@ -180,20 +194,23 @@ def seconds(config: Config, variant: Variant, m: int, gpu: Gpu) -> float:
         busy = _BUSY_DENSE if config.waves == 1 else _BUSY_STRAIGHT_2 if variant.straight else _BUSY_DENSE_2
     shared = _SHARED_BY_TWO if config.swap and config.math_groups == 2 else _SHARED
     unit = max(config.math_groups * products / busy, arriving / _ARRIVING, (arriving + read) / shared)
-    if straddling:
-        unit = max(unit, loaded / ASKED)
+    if lines > 1.0:
+        unit = max(unit, loaded / _ASKED)
     blocks = tiles * config.split
     together = min(config.blocks_per_sm, _whole(blocks, gpu.multiprocessors))
     places = gpu.multiprocessors // config.cluster * config.cluster
-    if config.swap and config.cluster > 2:
-        # A cluster lies in one of the chip's parts, of which at least seven have sixteen multiprocessors.
-        places = 7 * (16 // config.cluster * config.cluster)
+    if config.swap and config.cluster > 2:  # a cluster lies in one of the chip's parts
+        places = min(places, sum(part // config.cluster for part in gpu.parts) * config.cluster)
     rounds = float(_whole(blocks, places * config.blocks_per_sm))
-    each = _whole(k_blocks, config.split) * max(chain, together * unit)
+    # A ring of few stages waits for each of them.
+    each = _whole(k_blocks, config.split) * max(chain, together * unit, _ARRIVAL / config.stages)
     if config.swap:
-        # Blocks of a later round begin when any of an earlier one is done, and fill the pipeline anew.
+        # Sums go to the blocks that own them, are turned, and go out.
+        each += (_TOKEN_OUT + (_TOKEN_SENT if config.split > 1 else 0.0)) * config.cols
+        # Blocks of a later round begin when any of an earlier one is done, and fill the pipeline anew; others on the
+        # same multiprocessor go on meanwhile.
         rounds = _EVEN * max(1.0, blocks / (places * config.blocks_per_sm)) + (1.0 - _EVEN) * rounds
-        cycles = rounds * each + (rounds - 1.0) * _NEXT_BLOCK
+        cycles = rounds * each + (rounds - 1.0) * _NEXT_BLOCK / config.blocks_per_sm
         start = _START_SWAP + _START_SPLIT * (config.split > 1)
         if config.cluster > 2 and blocks > places:  # they leave no room for the next kernel to begin early
             start += _START_LATE
@@ -201,7 +218,8 @@ def seconds(config: Config, variant: Variant, m: int, gpu: Gpu) -> float:
         cycles = rounds * (each + (_NEXT_TILE_DENSE if dense else _NEXT_TILE) * sums)
         start = _START_DENSE if dense else _START_ROWS
     time = cycles / (gpu.dense_clock if dense else gpu.clock)
-    return start + max(memory, l2, time) + _OVERLAP * min(memory, time)
+    _, second, longest = sorted((memory, l2, time))
+    return start + longest + _OVERLAP * second
 
 
 def kind_of(variant: Variant) -> str:
@@ -222,6 +240,7 @@ def _measured(variant: Variant, m: int, gpu: Gpu, constant_weights: bool) -> Cho
                 measured=True,
                 early=row.get("early", False),
                 against_blas=None if blas is None else row["us"] / blas,
+                rows=row.get("m"),
             )
     return None
 

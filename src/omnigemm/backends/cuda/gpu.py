@@ -20,6 +20,8 @@ class Gpu:
     dense_clock: float = 1.65e9  # under full load of the tensor cores, where power is
     memory: float = 4.5e12  # bytes a second, read
     l2: float = 1.6e13  # bytes a second, from L2 to the multiprocessors
+    # Multiprocessors that clusters find room in, as far as times tell: so many clusters of 3 to 8 blocks ran at a time.
+    parts: tuple[int, ...] = (18, 16, 16, 16, 16, 16, 16, 12)
 
     @property
     def table(self) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from . import choice
 from .choice import RUNNERS_UP, Choice
 from .gpu import Gpu
 from .sm90 import BLOCK_K, SHARED_BYTES, SHARED_PER_SM, Config, Variant
@@ -19,6 +18,9 @@ _FIND_TILE = 500.0  # cycles, to find a tile and fetch its maps
 # Bytes a cycle that a multiprocessor asks for by itself, where rows begin at odd multiples of 16 bytes, as they do in
 # most lists: every line of 128 bytes lies in two cache lines. Set on lists of 10, 50 and 200 products.
 _ASKED = 30.0
+# As in choice.py when this was set; busy with one and with two waves.
+_CHAIN, _PROMOTION, _BUSY, _BUSY_2, _ARRIVING, _SHARED = 179.5, 2.17, 0.84, 0.77, 57.0, 121.0
+_NEXT_TILE, _OVERLAP = 18.4, 0.208
 
 Shape = tuple[int, int, int]
 
@@ -81,26 +83,26 @@ def seconds(config: Config, variant: Variant, sizes: np.ndarray, gpu: Gpu) -> fl
     packs, k_blocks = _packs(config, sizes), np.ceil(size * k / BLOCK_K)
     loaded = config.rows / config.left_share + config.cols / config.right_share
     l2 = float((packs * k_blocks).sum()) * config.share * loaded * BLOCK_K / gpu.l2
-    # Cycles of a block of K, as in choice.py.
+    # Cycles of a block of K, much as in choice.py.
     products = 64 * config.waves * config.cols * BLOCK_K / 4096
-    chain = products + choice._CHAIN_ROWS * config.waves
+    chain = products + _CHAIN * config.waves
     sums = config.waves * config.cols / 2
     if not variant.straight:
-        chain += choice._PROMOTION * sums
+        chain += _PROMOTION * sums
     arriving = (config.rows + config.cols) * BLOCK_K
     read = config.math_groups * config.waves * (64 + config.cols) * BLOCK_K
-    busy = choice._BUSY_DENSE if config.waves == 1 else choice._BUSY_STRAIGHT_2
+    busy = _BUSY if config.waves == 1 else _BUSY_2
     unit = max(
         config.math_groups * products / busy,
-        arriving / choice._ARRIVING,
-        (arriving + read) / choice._SHARED,
+        arriving / _ARRIVING,
+        (arriving + read) / _SHARED,
         loaded * BLOCK_K / _ASKED,
     )
-    each = k_blocks * max(chain, config.blocks_per_sm * unit) + 2.0 * choice._NEXT_TILE * sums + _FIND_TILE
+    each = k_blocks * max(chain, config.blocks_per_sm * unit) + _NEXT_TILE * sums + _FIND_TILE
     places = gpu.multiprocessors // config.cluster * config.blocks_per_sm
     # Long tiles come first, and blocks take turns: at the end they are about half a tile apart.
     even = float((packs * each).sum()) / places
     longest = float(each.max())
     cycles = max(longest, even + 0.5 * float((packs * each).sum() / packs.sum()))
     time = cycles / gpu.dense_clock
-    return _START + max(memory, l2, time) + choice._OVERLAP * min(memory, time)
+    return _START + max(memory, l2, time) + _OVERLAP * min(memory, time)
