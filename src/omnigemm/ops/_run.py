@@ -59,8 +59,52 @@ class Ops(NamedTuple):
 class Reach(NamedTuple):
     """Bytes from the first to the last element. For tensors that lie like these, overlaps show in addresses alone."""
 
-    out: Any  # of `out`, or a list with those of each result
-    operands: tuple[tuple[int, Any], ...]  # the same of operands that are tensors, or lists of them, by their positions
+    out: int
+    operands: tuple[tuple[int, int], ...]  # by their positions
+
+
+class ListReach:
+    """The same for lists of tensors. No result may share memory with an operand or with another result."""
+
+    def __init__(self, outs: Sequence[Tensor], operands: Operands) -> None:
+        self._positions = [i for i, one in enumerate(operands) if _tensors(one)]
+        lists = [outs, *(_tensors(operands[i]) for i in self._positions)]
+        self._outs, self._sizes = len(outs), [reach(one) for some in lists for one in some]
+        self._fine: list[int] = []  # addresses that were found to be
+
+    def need_apart(self, distinct: Callable[[Operands, Any], None], outs: Sequence[Tensor], operands: Operands) -> None:
+        starts = [*map(_address, outs)]
+        for i in self._positions:
+            starts += map(_address, _tensors(operands[i]))
+        if starts == self._fine:
+            return
+        if not self._far_apart(starts):
+            distinct(operands, outs)  # which looks closer
+        self._fine = starts
+
+    def _far_apart(self, starts: list[int]) -> bool:
+        """One sweep over addresses."""
+        flags = [True] * self._outs + [False] * (len(starts) - self._outs)
+        written = anything = 0  # how far what came before reaches
+        for start, size, is_out in sorted(zip(starts, self._sizes, flags, strict=True)):
+            if size and start < (anything if is_out else written):
+                return False
+            end = start + size
+            if end > anything:
+                anything = end
+            if is_out and end > written:
+                written = end
+        return True
+
+
+_address = Tensor.data_ptr
+
+
+def _tensors(value: Any) -> Sequence[Tensor]:
+    """Those of an operand of a list operation: a list of them, one for all, or none."""
+    if isinstance(value, Tensor):
+        return (value,)
+    return value if isinstance(value, (list, tuple)) and value and isinstance(value[0], Tensor) else ()
 
 
 class Call(NamedTuple):
@@ -69,14 +113,17 @@ class Call(NamedTuple):
     plan: Plan
     launch: Launch
     fresh: Callable[[], Any]  # a new result
-    reach: Reach | None = None
+    reach: Reach | ListReach | None = None
 
 
 class Recent(NamedTuple):
-    """The last call with a weight and so many rows. Of (out, out_dtype, backend, *arguments), all must be as then."""
+    """The last call with a weight and so many rows, or with lists of such sizes.
+
+    Of (out, out_dtype, backend, *arguments), all must be as then.
+    """
 
     call: Call
-    tensors: Callable[[Operands], Operands]
+    tensors: Callable[[Operands], Operands]  # all of them, also those in lists
     same: Callable[..., bool]  # their types, shapes, strides, dtypes, devices and gradients
     others: Callable[[Operands], Operands]
     values: Operands  # of the others
@@ -87,23 +134,36 @@ class Recent(NamedTuple):
 class Calls(PlanCache[Call]):
     """By signature; and the last one with each weight and number of rows, which is found in less time."""
 
-    RECENT_LIMIT = 16384
+    RECENT_LIMIT = 65536  # tensors of all calls, of which lists have many
 
     def __init__(self) -> None:
         super().__init__()
-        self.recent: dict[tuple[str, int, int], Recent] = {}
+        self.recent: dict[tuple[Any, ...], Recent] = {}
+        self._recent_tensors = 0
 
-    def remember(self, place: tuple[str, int, int], recent: Recent) -> None:
-        if len(self.recent) >= self.RECENT_LIMIT:
-            self.recent.clear()
+    def remember(self, place: tuple[Any, ...], recent: Recent, tensors: int) -> None:
+        if place not in self.recent:
+            if self._recent_tensors + tensors > self.RECENT_LIMIT:
+                self.recent.clear()
+                self._recent_tensors = 0
+            self._recent_tensors += tensors
         self.recent[place] = recent
 
     def clear(self) -> None:
         super().clear()
         self.recent.clear()
+        self._recent_tensors = 0
 
 
 calls = Calls()
+
+
+# Only "no C" and "no scaling" choose: all other alphas and betas share a plan.
+_kind_of = {0.0: 0.0, 1.0: 1.0}.get
+
+
+def _kinds(numbers: Sequence[float]) -> tuple[float | None, ...]:
+    return tuple(map(_kind_of, numbers))
 
 
 def _signature(values: Sequence[Any]) -> tuple[Any, ...]:
@@ -113,9 +173,10 @@ def _signature(values: Sequence[Any]) -> tuple[Any, ...]:
         if isinstance(value, Tensor):
             found += (value.shape, value.stride(), value.dtype, value.device)
         elif isinstance(value, (list, tuple)):
-            found.append(_signature(value))
-        elif isinstance(value, float) and value not in (0.0, 1.0):
-            found.append("number")  # only "no C" and "no scaling" choose; other alphas and betas share a plan
+            numbers = bool(value) and isinstance(value[0], float)
+            found.append(_kinds(value) if numbers else _signature(value))
+        elif isinstance(value, float):
+            found += _kinds((value,))
         else:
             found.append(value)
     return tuple(found)
@@ -144,24 +205,17 @@ def execute(
     return _launch(operation, call_for(operation, operands, out, out_dtype, backend), operands, out)
 
 
-def _reach(out: Any, operands: Operands) -> Reach | None:
+def _reach(out: Any, operands: Operands) -> Reach | ListReach | None:
     if not isinstance(out, Tensor):
-        lists = [(i, one) for i, one in enumerate(operands) if _tensors(one)]
-        return Reach([reach(one) for one in out], tuple((i, [reach(each) for each in one]) for i, one in lists))
+        return ListReach(out, operands)
     if any(isinstance(one, (list, tuple)) for one in operands):
         return None  # tensors inside of other things: always a closer look
     found = ((i, reach(one)) for i, one in enumerate(operands) if isinstance(one, Tensor))
     return Reach(reach(out), tuple((i, size) for i, size in found if size))
 
 
-def _tensors(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and bool(value) and isinstance(value[0], Tensor)
-
-
-def _far_apart(sizes: Reach, out: Any, operands: Operands, may_be_out: int | None) -> bool:
+def _far_apart(sizes: Reach, out: Tensor, operands: Operands, may_be_out: int | None) -> bool:
     """Whether `out` begins after or ends before each operand: then it needs no closer look."""
-    if isinstance(sizes.out, list):
-        return _all_far_apart(sizes, out, operands)
     start = out.data_ptr()
     end = start + sizes.out
     for i, size in sizes.operands:
@@ -171,25 +225,11 @@ def _far_apart(sizes: Reach, out: Any, operands: Operands, may_be_out: int | Non
     return True
 
 
-def _all_far_apart(sizes: Reach, outs: Sequence[Tensor], operands: Operands) -> bool:
-    """The same for lists: each of `outs`, also from the others of them. One sweep over addresses."""
-    spans = [(one.data_ptr(), size, True) for one, size in zip(outs, sizes.out, strict=True) if size]
-    for i, each in sizes.operands:
-        spans += [(one.data_ptr(), size, False) for one, size in zip(operands[i], each, strict=True) if size]
-    spans.sort()
-    written = anything = 0  # how far what came before reaches
-    for start, size, is_out in spans:
-        if start < (anything if is_out else written):
-            return False
-        anything = max(anything, start + size)
-        if is_out:
-            written = max(written, start + size)
-    return True
-
-
 def _launch(operation: Operation, call: Call, operands: Operands, out: Any) -> Any:
     if out is None:
         out = call.fresh()
+    elif isinstance(call.reach, ListReach):
+        call.reach.need_apart(operation.distinct, out, operands)
     elif call.reach is None or not _far_apart(call.reach, out, operands, operation.may_be_out):
         operation.distinct(operands, out)
     if call.plan.uses_torch:
@@ -213,18 +253,28 @@ _empty_strided_cuda: Any = getattr(torch._C._dynamo.guards, "_empty_strided_cuda
 
 def _allocator(spec: OutSpec | Sequence[OutSpec]) -> Callable[[], Any]:
     """`allocate(spec)`, prepared."""
-    if not isinstance(spec, OutSpec) or spec.device.type != "cuda" or _empty_strided_cuda is None:
+    one = spec if isinstance(spec, OutSpec) else spec[0]
+    if one.device.type != "cuda" or _empty_strided_cuda is None:
         return lambda: allocate(spec)
-    shape, strides, dtype = tuple(spec.shape), torch.empty(spec.shape, device="meta").stride(), spec.dtype
-    index, current_device = spec.device.index, torch._C._cuda_getDevice
+    index, current_device = one.device.index, torch._C._cuda_getDevice
+    forms = [
+        (tuple(each.shape), torch.empty(each.shape, device="meta").stride(), each.dtype)
+        for each in ([spec] if isinstance(spec, OutSpec) else spec)
+    ]
+    shape, strides, dtype = forms[0]
 
     def fresh() -> Tensor:
         if current_device() != index:
-            return torch.empty(shape, dtype=dtype, device=spec.device)
+            return torch.empty(shape, dtype=dtype, device=one.device)
         made: Tensor = _empty_strided_cuda(shape, strides, dtype)
         return made
 
-    return fresh
+    def all_fresh() -> list[Tensor]:
+        if current_device() != index:
+            return [torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in spec]
+        return [_empty_strided_cuda(*form) for form in forms]
+
+    return fresh if isinstance(spec, OutSpec) else all_fresh
 
 
 def register(
@@ -261,7 +311,7 @@ def register(
     return Ops(name, operation, gather, outs, getattr(space, name).default, getattr(space, f"{name}_out").default)
 
 
-_PLAIN = frozenset((Tensor, torch.nn.Parameter))
+PLAIN = frozenset((Tensor, torch.nn.Parameter))
 
 
 ANEW = object()  # what was not done, and must be done from the start
@@ -280,8 +330,12 @@ def repeated(
     """
     if torch.compiler.is_compiling() or watched():  # first: nobody who looks must see what was remembered
         return ANEW
+    first = arguments[0]
     try:
-        recent = calls.recent[ops.name, id(arguments[1]), arguments[0].size(-2)]
+        if type(first) is list:
+            recent = calls.recent[_list_place(ops, first)]
+        else:
+            recent = calls.recent[ops.name, id(arguments[1]), first.size(-2)]
     except (KeyError, AttributeError, IndexError, TypeError):  # unknown, or not even a matrix
         return ANEW
     given = (out, out_dtype, backend, *arguments)
@@ -296,8 +350,36 @@ def repeated(
     return ANEW
 
 
+_sizes = Tensor.size
+
+
+def _list_place(ops: Ops, matrices: Sequence[Tensor]) -> tuple[Any, ...]:
+    """Lists are made anew for every call, so they are found by what they hold."""
+    return (ops.name, *map(_sizes, matrices))
+
+
+def _list_tensors(given: Operands) -> Operands:
+    """All of a call's, in the order of its arguments."""
+    found: list[Tensor] = []
+    for value in given:
+        found += _tensors(value)
+    return tuple(found)
+
+
+def _list_others(given: Operands) -> Operands:
+    """What else a call with lists depends on: how many tensors each of them has, kinds of numbers, and words."""
+    found: list[Any] = []
+    for value in given:
+        if isinstance(value, (list, tuple)):
+            numbers = bool(value) and type(value[0]) is float
+            found.append(_kinds(value) if numbers else len(value))
+        else:
+            found.append(Tensor if isinstance(value, Tensor) else value)
+    return tuple(found)
+
+
 def _shortcut(
-    ops: Ops, arguments: Operands, out: Tensor | None, out_dtype: torch.dtype | None, backend: str | None
+    ops: Ops, arguments: Operands, out: Any, out_dtype: torch.dtype | None, backend: str | None
 ) -> Any:
     """Run a call without torch's dispatcher and remember it, or answer ANEW if it is watched, has subclasses of Tensor,
     or gradients. The dispatcher costs two microseconds, and with none of these it changes nothing."""
@@ -306,11 +388,21 @@ def _shortcut(
     operation = ops.operation
     given = (out, out_dtype, backend, *arguments)
     _check_words(ops, out, out_dtype, backend)
-    tensors = [i for i, one in enumerate(given) if type(one) in _PLAIN]
-    others = [i for i in range(len(given)) if i not in tensors]
-    if any(i > 2 and given[i] is not None and type(given[i]) not in (float, int) for i in others):
+    pick: Callable[[Operands], Operands]
+    rest: Callable[[Operands], Operands]
+    lists = ops.outs == "Tensor[]"
+    if lists:
+        pick, rest = _list_tensors, _list_others
+    else:
+        tensors = [i for i, one in enumerate(given) if type(one) in PLAIN]
+        others = [i for i in range(len(given)) if i not in tensors]
+        if any(i > 2 and given[i] is not None and type(given[i]) not in (float, int) for i in others):
+            return ANEW
+        pick, rest = itemgetter(*tensors), itemgetter(*others)
+    picked = pick(given)
+    if not PLAIN.issuperset(map(type, picked)):
         return ANEW
-    gradients = any(given[i].requires_grad for i in tensors)
+    gradients = any(one.requires_grad for one in picked)
     if gradients and torch.is_grad_enabled():
         return ANEW
     operands = ops.gather(*arguments)
@@ -318,10 +410,11 @@ def _shortcut(
     found = call_for(operation, operands, out, out_dtype if out is None else None, backend)
     result = _launch(operation, found, operands, out)
     if _TensorGuards is not None:
-        pick, rest = itemgetter(*tensors), itemgetter(*others)
-        same = _TensorGuards(*pick(given), dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-        place = ops.name, id(arguments[1]), arguments[0].size(-2)
-        calls.remember(place, Recent(found, pick, same, rest, rest(given), current(), gradients))
+        same = _TensorGuards(*picked, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        recent = Recent(found, pick, same, rest, rest(given), current(), gradients)
+        first = arguments[0]
+        place = _list_place(ops, first) if lists else (ops.name, id(arguments[1]), first.size(-2))
+        calls.remember(place, recent, len(picked))
     return result
 
 

@@ -47,22 +47,27 @@ class Machine:
     def setup(self, launcher: Launcher, raw: bytes) -> None:
         """As list_setup.cuh has it."""
         lines = launcher.lines
-        memory, count, first, here, a_turned, b_turned, by_tma = struct.unpack_from("P6i", raw)
-        assert len(raw) == 32 + 96 * lines
+        memory, count, first, here, a_turned, b_turned, by_tma, *on_device = struct.unpack_from("P6i2P2i", raw)
+        assert len(raw) == 56 + 96 * lines
         assert here <= lines
         assert 384 + len(raw) <= (4096 if lines == lists._SMALL_LINES else 32764)
         assert launcher.options["grid"] * 4 >= here
-        at = 32 + 56 * lines
+        at = 56 + 56 * lines
         columns = [struct.unpack_from(f"{here}Q", raw, at + 8 * lines * i) for i in range(4)]
         factors = [struct.unpack_from(f"{here}f", raw, at + 32 * lines + 4 * lines * i) for i in range(2)]
         for i in range(here):
-            m, n, k, tile_end, a_pitch, b_pitch, c_type, _, out_stride, c_row, c_col = struct.unpack_from(
-                "4i2I2i3q", raw, 32 + 56 * i
+            m, n, k, tile_end, a_pitch, b_pitch, c_type, place, out_stride, c_row, c_col = struct.unpack_from(
+                "4i2I2i3q", raw, 56 + 56 * i
             )
+            # Numbers on the device, if they are there, are read now.
+            used = [
+                float(memory_at(numbers + 4 * place * step, 1, 1, 1, 1, torch.float32)) if numbers else own[i]
+                for numbers, step, own in zip(on_device[:2], on_device[2:], factors, strict=True)
+            ]
             self.table[memory, first + i] = {
                 "sizes": (m, n, k), "tile_end": tile_end, "turned": (a_turned, b_turned), "by_tma": by_tma,
                 "pitches": (8 * a_pitch, 8 * b_pitch), "out_stride": out_stride, "c": (c_type, c_row, c_col),
-                "addresses": [one[i] for one in columns], "factors": [one[i] for one in factors], "count": count,
+                "addresses": [one[i] for one in columns], "factors": used, "count": count,
             }  # fmt: skip
 
     def multiply(self, launcher: Launcher, raw: bytes) -> None:
