@@ -215,8 +215,10 @@ def raw(name: str) -> tuple[str, tuple[Any, ...], Any]:
     if first == "grouped_gemm":
         a, b, *c = arguments
         alpha, beta = keywords.get("alpha", 1.0), keywords.get("beta", 0.0)
-        lists = [[one] * len(a) if isinstance(one, float) else one for one in (alpha, beta)]
-        return first, (a, b, c[0] if c else None, *lists), out_dtype
+        numbers = [[] if isinstance(one, Tensor) else one for one in (alpha, beta)]
+        lists = [[one] * len(a) if isinstance(one, float) else one for one in numbers]
+        on_device = [one if isinstance(one, Tensor) else None for one in (alpha, beta)]
+        return first, (a, b, c[0] if c else None, *lists, *on_device), out_dtype
     assert backend is None
     values = [torch.tensor(one) if isinstance(one, float) else one for one in arguments]
     if first == "int8_gemm":

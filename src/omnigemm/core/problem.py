@@ -60,7 +60,7 @@ class Problem:
     bias: bool = False
     c: bool = False  # C is read: beta is not 0
     scaled: bool = False  # alpha is not 1
-    a_layout: str = "row"  # row, col, strided: which of the last two strides is 1
+    a_layout: str = "row"  # row, col, strided: which of the last two strides is 1; of lists also mixed
     b_layout: str = "row"
     shapes: tuple[tuple[int, int, int], ...] = ()
     # Rows that a masked group may have: a hint for choosing a config, not a part of what is computed. 0: unknown.
@@ -150,9 +150,10 @@ def describe(
     ):
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
             raise ShapeError(f"{op}: {name} is {size!r}, expected a whole number >= 0")
+    ways = ("row", "col", "strided", "mixed") if op == "grouped_gemm" else ("row", "col", "strided")
     for name, layout in (("a_layout", a_layout), ("b_layout", b_layout)):
-        if layout not in ("row", "col", "strided"):
-            raise ShapeError(f"{op}: {name} is {layout!r}, expected row, col or strided")
+        if layout not in ways:
+            raise ShapeError(f"{op}: {name} is {layout!r}, expected {', '.join(ways[:-1])} or {ways[-1]}")
     grouped = op.startswith("grouped_")
     if groups is not None and not grouped:
         raise ShapeError(f"{op}: groups is {groups}, but only grouped operations have groups")

@@ -8,25 +8,28 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..core.dispatch import PlanCache, choose
 from ..core.dtypes import BY_NAME, name_of
-from ..core.errors import DTypeError, ShapeError
+from ..core.errors import DTypeError, ShapeError, WorkspaceError
 from ..core.plan import Launch, Plan
 from ..core.problem import Problem
 from ..core.settings import Settings, current
 from ..core.watched import watched
-from .checks import OutSpec, reach
+from .checks import OutSpec, reach, show
 
 NAMESPACE = "omnigemm"
 library = torch.library.Library(NAMESPACE, "DEF")
 
 Operands = tuple[Any, ...]
+WORKSPACE_ALIGN = 128  # bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +37,8 @@ class Operation:
     """`check(operands, out, out_dtype)` validates metadata; `describe(operands, result)` names the problem.
 
     `collect` turns the public arguments (without out, out_dtype and backend) into operands; `distinct` refuses an
-    `out` that shares memory with an input. The operand at `may_be_out` may be `out` itself.
+    `out` that shares memory with an input. The operand at `may_be_out` may be `out` itself. Operations on lists say
+    what is in them: `tensors(out, operands)` has all tensors, results first.
     """
 
     name: str
@@ -43,6 +47,7 @@ class Operation:
     collect: Callable[..., Operands]
     distinct: Callable[[Operands, Any], None]
     may_be_out: int | None = None
+    tensors: Callable[[Any, Operands], tuple[Tensor, ...]] | None = None
 
 
 class Ops(NamedTuple):
@@ -64,47 +69,35 @@ class Reach(NamedTuple):
 
 
 class ListReach:
-    """The same for lists of tensors. No result may share memory with an operand or with another result."""
+    """The same for lists of tensors, results first: none of these may share memory with another tensor."""
 
-    def __init__(self, outs: Sequence[Tensor], operands: Operands) -> None:
-        self._positions = [i for i, one in enumerate(operands) if _tensors(one)]
-        lists = [outs, *(_tensors(operands[i]) for i in self._positions)]
-        self._outs, self._sizes = len(outs), [reach(one) for some in lists for one in some]
+    def __init__(self, outs: int, tensors: Sequence[Tensor]) -> None:
+        sizes = [reach(one) for one in tensors]
+        self._used = np.array([i for i, size in enumerate(sizes) if size], dtype=np.int64)
+        self._sizes = np.array(sizes, dtype=np.int64)[self._used]
+        self._is_out = self._used < outs
         self._fine: list[int] = []  # addresses that were found to be
 
-    def need_apart(self, distinct: Callable[[Operands, Any], None], outs: Sequence[Tensor], operands: Operands) -> None:
-        starts = [*map(_address, outs)]
-        for i in self._positions:
-            starts += map(_address, _tensors(operands[i]))
+    def need_apart(self, tensors: Sequence[Tensor], look_closer: Callable[[], None]) -> None:
+        starts = [*map(_address, tensors)]
         if starts == self._fine:
             return
         if not self._far_apart(starts):
-            distinct(operands, outs)  # which looks closer
+            look_closer()
         self._fine = starts
 
     def _far_apart(self, starts: list[int]) -> bool:
         """One sweep over addresses."""
-        flags = [True] * self._outs + [False] * (len(starts) - self._outs)
-        written = anything = 0  # how far what came before reaches
-        for start, size, is_out in sorted(zip(starts, self._sizes, flags, strict=True)):
-            if size and start < (anything if is_out else written):
-                return False
-            end = start + size
-            if end > anything:
-                anything = end
-            if is_out and end > written:
-                written = end
-        return True
+        begins = np.array(starts, dtype=np.int64)[self._used]
+        order = begins.argsort()
+        begins, is_out = begins[order], self._is_out[order]
+        ends = begins + self._sizes[order]
+        # How far what came before reaches: all of it, and results alone.
+        anything, written = np.maximum.accumulate(ends), np.maximum.accumulate(np.where(is_out, ends, 0))
+        return not bool((begins[1:] < np.where(is_out[1:], anything[:-1], written[:-1])).any())
 
 
 _address = Tensor.data_ptr
-
-
-def _tensors(value: Any) -> Sequence[Tensor]:
-    """Those of an operand of a list operation: a list of them, one for all, or none."""
-    if isinstance(value, Tensor):
-        return (value,)
-    return value if isinstance(value, (list, tuple)) and value and isinstance(value[0], Tensor) else ()
 
 
 class Call(NamedTuple):
@@ -193,9 +186,14 @@ def call_for(
     spec = operation.check(operands, out, out_dtype)
     device = spec.device if isinstance(spec, OutSpec) else spec[0].device
     plan = choose(operation.describe(operands, spec), device, backend)
+    return _keep(key, operation, plan, spec, operands, out)
+
+
+def _keep(key: Any, operation: Operation, plan: Plan, spec: Any, operands: Operands, out: Any) -> Call:
     example = allocate(spec) if out is None else out
     launch = plan.launch if plan.bind is None else plan.bind(example, *operands)
-    return calls.put(key, Call(plan, launch, _allocator(spec), _reach(example, operands)))
+    made = Call(plan, launch, _allocator(spec), _reach(operation, example, operands))
+    return calls.put(key, made, 1 if isinstance(spec, OutSpec) else 1 + len(spec) // 8)
 
 
 def execute(
@@ -205,9 +203,9 @@ def execute(
     return _launch(operation, call_for(operation, operands, out, out_dtype, backend), operands, out)
 
 
-def _reach(out: Any, operands: Operands) -> Reach | ListReach | None:
-    if not isinstance(out, Tensor):
-        return ListReach(out, operands)
+def _reach(operation: Operation, out: Any, operands: Operands) -> Reach | ListReach | None:
+    if operation.tensors is not None:
+        return ListReach(len(out), operation.tensors(out, operands))
     if any(isinstance(one, (list, tuple)) for one in operands):
         return None  # tensors inside of other things: always a closer look
     found = ((i, reach(one)) for i, one in enumerate(operands) if isinstance(one, Tensor))
@@ -229,7 +227,8 @@ def _launch(operation: Operation, call: Call, operands: Operands, out: Any) -> A
     if out is None:
         out = call.fresh()
     elif isinstance(call.reach, ListReach):
-        call.reach.need_apart(operation.distinct, out, operands)
+        assert operation.tensors is not None
+        call.reach.need_apart(operation.tensors(out, operands), lambda: operation.distinct(operands, out))
     elif call.reach is None or not _far_apart(call.reach, out, operands, operation.may_be_out):
         operation.distinct(operands, out)
     if call.plan.uses_torch:
@@ -253,26 +252,23 @@ _empty_strided_cuda: Any = getattr(torch._C._dynamo.guards, "_empty_strided_cuda
 
 def _allocator(spec: OutSpec | Sequence[OutSpec]) -> Callable[[], Any]:
     """`allocate(spec)`, prepared."""
-    one = spec if isinstance(spec, OutSpec) else spec[0]
-    if one.device.type != "cuda" or _empty_strided_cuda is None:
+    specs: Sequence[OutSpec] = [spec] if isinstance(spec, OutSpec) else spec
+    device = specs[0].device
+    if device.type != "cuda" or _empty_strided_cuda is None:
         return lambda: allocate(spec)
-    index, current_device = one.device.index, torch._C._cuda_getDevice
-    forms = [
-        (tuple(each.shape), torch.empty(each.shape, device="meta").stride(), each.dtype)
-        for each in ([spec] if isinstance(spec, OutSpec) else spec)
-    ]
-    shape, strides, dtype = forms[0]
+    index, current_device = device.index, torch._C._cuda_getDevice
+    forms = [(tuple(one.shape), torch.empty(one.shape, device="meta").stride(), one.dtype) for one in specs]
+    form = forms[0]
 
     def fresh() -> Tensor:
-        if current_device() != index:
-            return torch.empty(shape, dtype=dtype, device=one.device)
-        made: Tensor = _empty_strided_cuda(shape, strides, dtype)
+        made: Tensor = _empty_strided_cuda(*form) if current_device() == index else allocate(spec)
         return made
 
     def all_fresh() -> list[Tensor]:
-        if current_device() != index:
-            return [torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in spec]
-        return [_empty_strided_cuda(*form) for form in forms]
+        made: list[Tensor] = (
+            [_empty_strided_cuda(*one) for one in forms] if current_device() == index else allocate(spec)
+        )
+        return made
 
     return fresh if isinstance(spec, OutSpec) else all_fresh
 
@@ -320,9 +316,7 @@ ANEW = object()  # what was not done, and must be done from the start
 _TensorGuards: Any = getattr(torch._C._dynamo.guards, "TensorGuards", None)
 
 
-def repeated(
-    ops: Ops, arguments: Operands, out: Tensor | None, out_dtype: torch.dtype | None, backend: str | None
-) -> Any:
+def repeated(ops: Ops, arguments: Operands, out: Any, out_dtype: torch.dtype | None, backend: str | None) -> Any:
     """Run a call like the last one with its weight and number of rows, or answer ANEW: then it must be looked at.
 
     Public functions ask this first, with their arguments as they are. Written out in one piece, because each call of a
@@ -358,29 +352,19 @@ def _list_place(ops: Ops, matrices: Sequence[Tensor]) -> tuple[Any, ...]:
     return (ops.name, *map(_sizes, matrices))
 
 
-def _list_tensors(given: Operands) -> Operands:
-    """All of a call's, in the order of its arguments."""
-    found: list[Tensor] = []
-    for value in given:
-        found += _tensors(value)
-    return tuple(found)
-
-
 def _list_others(given: Operands) -> Operands:
     """What else a call with lists depends on: how many tensors each of them has, kinds of numbers, and words."""
     found: list[Any] = []
     for value in given:
-        if isinstance(value, (list, tuple)):
-            numbers = bool(value) and type(value[0]) is float
-            found.append(_kinds(value) if numbers else len(value))
+        kind = type(value)
+        if kind is list:
+            found.append(_kinds(value) if value and type(value[0]) is float else len(value))
         else:
-            found.append(Tensor if isinstance(value, Tensor) else value)
+            found.append(Tensor if kind in PLAIN else value)
     return tuple(found)
 
 
-def _shortcut(
-    ops: Ops, arguments: Operands, out: Any, out_dtype: torch.dtype | None, backend: str | None
-) -> Any:
+def _shortcut(ops: Ops, arguments: Operands, out: Any, out_dtype: torch.dtype | None, backend: str | None) -> Any:
     """Run a call without torch's dispatcher and remember it, or answer ANEW if it is watched, has subclasses of Tensor,
     or gradients. The dispatcher costs two microseconds, and with none of these it changes nothing."""
     if watched():
@@ -390,9 +374,10 @@ def _shortcut(
     _check_words(ops, out, out_dtype, backend)
     pick: Callable[[Operands], Operands]
     rest: Callable[[Operands], Operands]
-    lists = ops.outs == "Tensor[]"
-    if lists:
-        pick, rest = _list_tensors, _list_others
+    of_lists = operation.tensors
+    if of_lists is not None:
+        pick = lambda given: of_lists(given[0] or (), ops.gather(*given[3:]))  # noqa: E731
+        rest = _list_others
     else:
         tensors = [i for i, one in enumerate(given) if type(one) in PLAIN]
         others = [i for i in range(len(given)) if i not in tensors]
@@ -413,7 +398,7 @@ def _shortcut(
         same = _TensorGuards(*picked, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
         recent = Recent(found, pick, same, rest, rest(given), current(), gradients)
         first = arguments[0]
-        place = _list_place(ops, first) if lists else (ops.name, id(arguments[1]), first.size(-2))
+        place = _list_place(ops, first) if of_lists else (ops.name, id(arguments[1]), first.size(-2))
         calls.remember(place, recent, len(picked))
     return result
 
@@ -448,17 +433,48 @@ def call(ops: Ops, arguments: Operands, out: Any, out_dtype: torch.dtype | None,
     return out
 
 
-def run_plan(operation: Operation, plan: Plan, operands: Operands, out: Any) -> Any:
+def run_plan(operation: Operation, plan: Plan, operands: Operands, out: Any, workspace: Any = None) -> Any:
     """Run a plan on operands that must be the problem it was made for."""
-    wanted = plan.problem
-    spec = operation.check(operands, out, None if out is not None else BY_NAME[wanted.out_dtype])
-    problem = operation.describe(operands, spec)
-    if problem != wanted:
-        given, planned = dataclasses.asdict(problem), dataclasses.asdict(wanted)
-        differences = ", ".join(
-            f"{field} is {given[field]!r} (planned {planned[field]!r})"
-            for field in given
-            if given[field] != planned[field]
-        )
-        raise ShapeError(f"{operation.name}: the operands are not the plan's problem: {differences}")
-    return _launch(operation, Call(plan, plan.launch, lambda: allocate(spec)), operands, out)
+    if workspace is not None:
+        _need_workspace(operation, plan, workspace, operands, out)
+    key = (plan, *_signature((out, *operands)))
+    found = calls.get(key)
+    if found is None:
+        wanted = plan.problem
+        spec = operation.check(operands, out, None if out is not None else BY_NAME[wanted.out_dtype])
+        problem = operation.describe(operands, spec)
+        if problem != wanted:
+            given, planned = dataclasses.asdict(problem), dataclasses.asdict(wanted)
+            differences = ", ".join(
+                f"{field} is {given[field]!r} (planned {planned[field]!r})"
+                for field in given
+                if given[field] != planned[field]
+            )
+            raise ShapeError(f"{operation.name}: the operands are not the plan's problem: {differences}")
+        found = _keep(key, operation, plan, spec, operands, out)
+    if workspace is not None and plan.takes_workspace:
+        found = found._replace(launch=partial(found.launch, workspace=workspace))
+    return _launch(operation, found, operands, out)
+
+
+def _need_workspace(operation: Operation, plan: Plan, workspace: Any, operands: Operands, out: Any) -> None:
+    name = operation.name
+    if not isinstance(workspace, Tensor):
+        raise WorkspaceError(f"{name}: workspace is a {type(workspace).__name__}, expected a tensor")
+    size = workspace.numel() * workspace.element_size()
+    if not workspace.is_contiguous() or size < plan.workspace_bytes:
+        what = f"{size} bytes" if workspace.is_contiguous() else f"strides {workspace.stride()}"
+        raise WorkspaceError(f"{name}: workspace has {what}, expected {plan.workspace_bytes} bytes side by side")
+    here, there = workspace.device, plan.device
+    if here.type != there.type or there.index not in (None, here.index):
+        raise WorkspaceError(f"{name}: workspace is on {here}, expected {there}, the device of the plan")
+    start = workspace.data_ptr()
+    if plan.takes_workspace and start % WORKSPACE_ALIGN:
+        raise WorkspaceError(f"{name}: workspace begins at {start:#x}, expected a multiple of {WORKSPACE_ALIGN}")
+    if operation.tensors is None:
+        tensors = [one for one in (out, *operands) if isinstance(one, Tensor)]
+    else:
+        tensors = list(operation.tensors(out or (), operands))
+    for one in tensors:
+        if one.data_ptr() < start + size and start < one.data_ptr() + reach(one):
+            raise WorkspaceError(f"{name}: workspace shares memory with {show(one)}, expected memory of its own")

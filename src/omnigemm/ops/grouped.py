@@ -107,6 +107,8 @@ def _common(matrices: Sequence[Tensor]) -> str:
 
 def _numbers(name: str, value: Any, count: int) -> list[float] | Tensor:
     """One number for all groups, or one per group. A tensor on a device stays there: nobody waits for it."""
+    if type(value) is float:
+        return [value] * count
     if isinstance(value, Tensor):
         if value.device.type != "cpu":
             return value
@@ -153,18 +155,27 @@ def _distinct_list(operands: Operands, out: Sequence[Tensor]) -> None:
     need_all_distinct(_LIST, {f"out[{i}]": one for i, one in enumerate(out)}, inputs)
 
 
+def _list_tensors(out: Sequence[Tensor], operands: Operands) -> tuple[Tensor, ...]:
+    a, b, c, alpha, beta = operands
+    factors = [one for one in (alpha, beta) if type(one) is not list]  # on the device
+    return (*out, *a, *b, *(c or ()), *factors)
+
+
 def _gather_list(a: Any, b: Any, c: Any, alpha: Any, beta: Any, device_alpha: Any, device_beta: Any) -> Operands:
     return a, b, c, alpha if device_alpha is None else device_alpha, beta if device_beta is None else device_beta
 
 
 def _spread_list(a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Operands:
     """The schema's arguments: numbers that are on the device have places of their own."""
-    numbers = ([] if isinstance(one, Tensor) else one for one in (alpha, beta))
-    tensors = (one if isinstance(one, Tensor) else None for one in (alpha, beta))
-    return a, b, c, *numbers, *tensors
+    device_alpha = device_beta = None
+    if type(alpha) is not list:
+        alpha, device_alpha = [], alpha
+    if type(beta) is not list:
+        beta, device_beta = [], beta
+    return a, b, c, alpha, beta, device_alpha, device_beta
 
 
-GROUPED_GEMM = Operation(_LIST, _check_list, _describe_list, _collect_list, _distinct_list)
+GROUPED_GEMM = Operation(_LIST, _check_list, _describe_list, _collect_list, _distinct_list, tensors=_list_tensors)
 _list_ops = register(
     GROUPED_GEMM,
     _LIST,

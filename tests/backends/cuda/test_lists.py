@@ -209,6 +209,41 @@ def test_alpha_beta_and_c(machine: Machine, out_dtype: torch.dtype) -> None:
         run(machine, a, b, c, [2.0] * 8, [2 * one for one in beta], out_dtype=out_dtype, runner=runner)
 
 
+@pytest.mark.parametrize("form", ["one", "all", "strided"])
+def test_factors_on_the_device(machine: Machine, form: str) -> None:
+    """They are read when kernels run, wherever the products of a list went by their sizes and layouts."""
+    a, b = operands(("mixed", "col"))
+    c = [torch.randn(m, n).bfloat16() for m, n, _ in SHAPES]
+    count = len(a)
+    alpha, beta = torch.rand(2, 2 * count) + 0.5
+    if form == "one":
+        alpha, beta = alpha[:1], beta[3]
+    else:
+        step = 2 if form == "strided" else 1
+        alpha, beta = (one[: step * count : step] for one in (alpha, beta))
+    given: list[Any] = [a, b, c, alpha, beta]
+    outs = [torch.empty(m, n, dtype=torch.bfloat16) for m, n, _ in SHAPES]
+    problem = GROUPED_GEMM.describe(tuple(given), GROUPED_GEMM.check(tuple(given), outs, None))
+    assert (problem.c, problem.scaled) == (True, True)
+    runner = lists.Lists(problem, CONFIG, 0, H200.multiprocessors)
+    launch = runner.bind(outs, *given)
+    for mixed in (False, True):  # one of both may be numbers of the host's
+        used = [*given[:3], [2.0] * count if mixed else alpha, beta]
+        for _ in range(2):
+            launch(outs, *used)
+            for i in range(count):
+                s, t = (float(one[i]) if isinstance(one, list) else float(one.expand(count)[i]) for one in used[3:])
+                want = s * (a[i].double() @ b[i].double()) + t * c[i].double()
+                torch.testing.assert_close(outs[i].double(), want.bfloat16().double())
+            alpha += 1
+            beta *= -2
+    beta.zero_()
+    for one in c:
+        one.fill_(float("nan"))  # not read
+    launch(outs, *given)
+    assert not any(bool(one.isnan().any()) for one in outs)
+
+
 def test_c_may_be_out(machine: Machine) -> None:
     a, b = operands(("row", "row"))
     out = [torch.randn(m, n).bfloat16() for m, n, _ in SHAPES]
@@ -274,6 +309,63 @@ def test_workspace_is_what_the_plan_says(machine: Machine, monkeypatch: pytest.M
     monkeypatch.setattr(lists.torch, "empty", empty)
     plan.launch(out, a, b, None, [1.0] * 8, [0.0] * 8)
     assert 0 < sum(taken) <= plan.workspace_bytes
+
+
+@pytest.mark.parametrize("count", [1, 8, 699, 700, 701, 1500])
+@pytest.mark.parametrize("layouts", [("row", "col"), ("mixed", "mixed")], ids="-".join)
+def test_a_workspace_of_the_planned_size_is_enough_and_serves_again(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, layouts: tuple[str, str], count: int
+) -> None:
+    ways = [["row", "col"] if way == "mixed" else [way] for way in layouts]
+    a = [matrix(2, 9, ways[0][i % len(ways[0])]) for i in range(count)]
+    b = [matrix(9, 3, ways[1][i // 2 % len(ways[1])]) for i in range(count)]
+    numbers = [1.0] * count, [0.0] * count
+    problem = GROUPED_GEMM.describe((a, b, None, *numbers), GROUPED_GEMM.check((a, b, None, *numbers), None, None))
+    plan = lists.Sm90List(problem, list_choice.Choice(CONFIG, 1.0), H200).plan(
+        problem, type("Device", (), {"index": 0})()
+    )
+    assert plan.takes_workspace
+    room = torch.zeros(plan.workspace_bytes, dtype=torch.uint8)
+    start, most = room.data_ptr(), 0
+    monkeypatch.setattr(lists.Lists, "_empty", lambda *_: pytest.fail("memory was allocated beside the workspace"))
+    setup = Machine.setup
+
+    def look(self: Machine, launcher: Launcher, raw: bytes) -> None:
+        nonlocal most
+        memory, all_of_them = struct.unpack_from("Pi", raw)
+        assert (memory - start) % 128 == 0
+        assert memory >= start
+        most = max(most, memory - start + all_of_them * lists.MEMORY_BYTES)
+        setup(self, launcher, raw)
+
+    monkeypatch.setattr(Machine, "setup", look)
+    for _ in range(2):
+        out = [torch.full((2, 3), float("nan"), dtype=torch.bfloat16) for _ in range(count)]
+        plan.launch(out, a, b, None, *numbers, workspace=room)
+        for x, y, z in zip(a, b, out, strict=True):
+            torch.testing.assert_close(z.double(), (x.double() @ y.double()).bfloat16().double())
+    assert count * lists.MEMORY_BYTES <= most <= plan.workspace_bytes
+
+
+def test_nothing_of_an_earlier_call_is_used_again(machine: Machine) -> None:
+    """Addresses, then factors, then both: what was packed before is packed anew where they differ."""
+    a, b = operands(("row", "col"))
+    c = [torch.randn(m, n).bfloat16() for m, n, _ in SHAPES]
+    runner = run(machine, a, b, c, [2.0] * 8, [3.0] * 8)
+    run(machine, a, b, c, [2.0] * 8, [3.0] * 8, runner=runner)
+    run(machine, a, b, c, [5.0] * 8, [3.0] * 8, runner=runner)
+    run(machine, a, b, c, [5.0] * 8, [-3.0] * 8, runner=runner)
+    for moved in (a, b, c):
+        moved[3] = torch.empty_strided(moved[3].shape, moved[3].stride(), dtype=torch.bfloat16).copy_(moved[3] + 1)
+        run(machine, a, b, c, [5.0] * 8, [-3.0] * 8, runner=runner)
+
+
+def test_strides_that_a_plan_remembers_are_bounded(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lists, "_BOUND_LIMIT", 3)
+    b, runner = [matrix(16, 8, "col")], None
+    for pitch in range(16, 96, 8):
+        runner = run(machine, [torch.randn(4, pitch).bfloat16()[:, :16]], b, runner=runner)
+        assert 1 <= len(runner._bound) <= 3
 
 
 # ------------------------------------------------------------------------------------------ choice and explanation

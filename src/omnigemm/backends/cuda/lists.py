@@ -208,8 +208,17 @@ class Lists:
         shared_bytes = variant.shared_bytes(self._config) + list_choice.TABLE_BYTES
         return self._load(dense.spec(self._config, variant), shared_bytes), shared_bytes
 
-    def __call__(self, out: Tensors, a: Tensors, b: Tensors, c: Tensors | None, alpha: Numbers, beta: Numbers) -> None:
-        self.bind(out, a, b, c, alpha, beta)(out, a, b, c, alpha, beta)
+    def __call__(
+        self,
+        out: Tensors,
+        a: Tensors,
+        b: Tensors,
+        c: Tensors | None,
+        alpha: Numbers,
+        beta: Numbers,
+        workspace: Tensor | None = None,
+    ) -> None:
+        self.bind(out, a, b, c, alpha, beta)(out, a, b, c, alpha, beta, workspace)
 
     def bind(
         self, out: Tensors, a: Tensors, b: Tensors, c: Tensors | None, alpha: Numbers, beta: Numbers
@@ -332,13 +341,21 @@ class Lists:
         read = [first + i for part in parts for i in part.order for first in (0, count)]  # A and B of all products
         latest: tuple[Values, list[bytes]] = (), []
 
-        def run(out: Tensors, a: Tensors, b: Tensors, c: Tensors | None, alpha: Numbers, beta: Numbers) -> None:
+        def run(
+            out: Tensors,
+            a: Tensors,
+            b: Tensors,
+            c: Tensors | None,
+            alpha: Numbers,
+            beta: Numbers,
+            workspace: Tensor | None = None,
+        ) -> None:
             nonlocal latest
             if not parts:
                 return None
             if current_device() != index:
                 with torch.cuda.device(index):
-                    return run(out, a, b, c, alpha, beta)
+                    return run(out, a, b, c, alpha, beta, workspace)
             alphas, alpha_at, alpha_step = _factors(alpha)
             betas, beta_at, beta_step = _factors(beta)
             values = (
@@ -349,11 +366,11 @@ class Lists:
             known, packed = latest  # read at once: other threads write it
             if values != known:
                 if reduce(or_, map(values.__getitem__, read)) % dense.ALIGN:
-                    return self._with_copies(out, a, b, c, alpha, beta)
+                    return self._with_copies(out, a, b, c, alpha, beta, workspace)
                 packed = [setup.pack(values) for _, _, setup in setups]
                 latest = values, packed
             # From torch's allocator and for this call alone, so that calls on several streams do not meet.
-            memory = self._empty(memory_bytes)
+            memory = self._empty(memory_bytes) if workspace is None else workspace
             stream, start = raw_stream(index), memory.data_ptr()
             for (at, launcher, _), arguments in zip(setups, packed, strict=True):
                 launcher(stream, like, start + at, arguments)
@@ -371,7 +388,14 @@ class Lists:
         return torch.empty(size, dtype=torch.uint8, device=self._device)
 
     def _with_copies(
-        self, out: Tensors, a: Tensors, b: Tensors, c: Tensors | None, alpha: Numbers, beta: Numbers
+        self,
+        out: Tensors,
+        a: Tensors,
+        b: Tensors,
+        c: Tensors | None,
+        alpha: Numbers,
+        beta: Numbers,
+        workspace: Tensor | None = None,
     ) -> None:
         """Copy what the kernel cannot read or write in its place, of those products only."""
         with torch._C._AutoDispatchBelowAutograd(), torch.cuda.device(self._index):
@@ -387,7 +411,7 @@ class Lists:
                 turned = self._turned(a[i], b[i])
                 left[i] = gemm.readable(a[i], turned[0])
                 right[i] = gemm.readable(b[i].t(), turned[1]).t()
-            self(targets, left, right, c, alpha, beta)
+            self(targets, left, right, c, alpha, beta, workspace)
             for one, target in zip(out, targets, strict=True):
                 if target is not one:
                     one.copy_(target)
@@ -452,6 +476,7 @@ class Sm90List:
             workspace_bytes=problem.groups * MEMORY_BYTES + launches * _MEMORY_STEP,
             bind=run.bind,
             uses_torch=False,
+            takes_workspace=True,
         )
 
 
