@@ -262,6 +262,24 @@ def test_opcheck(name: str) -> None:
     assert_equal(out, eager)
 
 
+@pytest.mark.parametrize("shape", [(), (2,)], ids=str)
+def test_opcheck_of_factors_that_are_tensors(shape: tuple[int, ...]) -> None:
+    """Those of a GPU reach the operator so; here the operator itself is called."""
+    a, b, c = [floats(5, 7), floats(2, 4)], [floats(7, 3), floats(4, 9)], [floats(5, 3), floats(2, 9)]
+    alpha, beta = torch.rand(shape) + 1, torch.rand(shape) + 1
+    arguments = a, b, c, [], [], alpha, beta
+    function, writer = torch.ops.omnigemm.grouped_gemm.default, torch.ops.omnigemm.grouped_gemm_out.default
+    torch.library.opcheck(function, (*arguments, None, None), test_utils=CHECKS)
+    eager = function(*arguments, None, None)
+    assert_equal(eager, omnigemm.grouped_gemm(a, b, c, alpha=alpha, beta=beta))
+    out = poisoned(eager)
+    torch.library.opcheck(writer, (*arguments, out, None), test_utils=CHECKS)
+    compiled = torch.compile(lambda *factors: function(*arguments[:5], *factors, None, None), fullgraph=True,
+                             backend="aot_eager")  # fmt: skip
+    assert_equal(compiled(alpha, beta), eager)
+    assert_equal(compiled(2 * alpha, 2 * beta), function(*arguments[:5], 2 * alpha, 2 * beta, None, None))
+
+
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch's default compiler needs a C++ compiler")
 def test_default_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Products only: pointwise code would keep the C++ compiler busy for a quarter of a minute."""

@@ -65,6 +65,8 @@ class Problem:
     shapes: tuple[tuple[int, int, int], ...] = ()
     # Rows that a masked group may have: a hint for choosing a config, not a part of what is computed. 0: unknown.
     expected_m: int = dataclasses.field(default=0, compare=False)
+    # alpha or beta of a list are tensors on the device. Also a hint: libraries that want numbers wait for them.
+    device_factors: bool = dataclasses.field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("m", "n", "k"):
@@ -96,7 +98,7 @@ class Problem:
             words.append(f"scales {self.a_scale} x {self.b_scale}")
         if self.is_int4:
             words.append(f"groups of {self.group_size}")
-        flags = ("zero_points", "act_order", "bias", "c", "scaled")
+        flags = ("zero_points", "act_order", "bias", "c", "scaled", "device_factors")
         words += [name.replace("_", " ") for name in flags if getattr(self, name)]
         words += [f"{x} {layout}" for x, layout in (("a", self.a_layout), ("b", self.b_layout)) if layout != "row"]
         return ", ".join(words)
@@ -136,6 +138,7 @@ def describe(
     b_layout: str = "row",
     shapes: Sequence[tuple[int, int, int]] | None = None,
     expected_m: int | None = None,
+    device_factors: bool = False,
 ) -> Problem:
     """A Problem from keywords. What is not given takes the op's usual value."""
     if op not in OPS:
@@ -159,6 +162,8 @@ def describe(
         raise ShapeError(f"{op}: groups is {groups}, but only grouped operations have groups")
     if expected_m is not None and op != "grouped_gemm_masked":
         raise ShapeError(f"{op}: expected_m is {expected_m}, but only grouped_gemm_masked has it")
+    if device_factors and op != "grouped_gemm":
+        raise ShapeError(f"{op}: device_factors is {device_factors}, but only grouped_gemm has alpha and beta there")
     if batch != 1 and op not in ("gemm", "int8_gemm"):
         raise ShapeError(f"{op}: batch is {batch}, but only gemm and int8_gemm are batched")
 
@@ -215,6 +220,7 @@ def describe(
         b_layout=b_layout,
         shapes=sizes,
         expected_m=expected_m or 0,
+        device_factors=device_factors,
     )
 
 

@@ -96,6 +96,7 @@ def _describe_list(operands: Operands, specs: list[OutSpec]) -> Problem:
         a_layout=_common(a),
         b_layout=_common(b),
         shapes=shapes,
+        device_factors=isinstance(alpha, Tensor) or isinstance(beta, Tensor),
     )
 
 
