@@ -32,7 +32,7 @@ _ROWS = ("grouped_gemm_contiguous", "grouped_gemm_masked")
 _OPS = ("gemm", "grouped_gemm", *_ROWS)
 # Our own gemm is taken where it is ahead by more than the times of one run differ from the next one's.
 _DOUBT = 0.97
-# Of lists: nothing is queued while the host waits for alpha and beta, and nothing can be captured. For those who need not.
+# While the host waits for a list's alpha and beta, nothing is queued, and nothing can be captured: it counts as slower.
 _WAITING = 3.0
 
 
