@@ -27,7 +27,10 @@ class Plan:
     workspace_bytes: int = 0  # of device memory that a run takes, from torch's allocator or from its caller
     bind: Callable[..., Launch] | None = None  # (out, *operands) to a launch for tensors that lie just like these
     uses_torch: bool = True  # `launch` calls operations of torch, which then must not look for gradients
-    takes_workspace: bool = False  # `launch` and what `bind` makes have a keyword for it
+    # Keywords that `launch` and what `bind` makes have: memory to work in; for lists, the addresses of all tensors,
+    # results first and then in the order of the operands, which were read to see that they do not overlap.
+    takes_workspace: bool = False
+    takes_addresses: bool = False
 
     def run(self, *operands: Any, out: Any = None, workspace: torch.Tensor | None = None, **named: Any) -> Any:
         """Run on operands as the op takes them (without backend and out_dtype), written to `out` if given.

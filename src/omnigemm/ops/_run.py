@@ -78,13 +78,11 @@ class ListReach:
         self._is_out = self._used < outs
         self._fine: list[int] = []  # addresses that were found to be
 
-    def need_apart(self, tensors: Sequence[Tensor], look_closer: Callable[[], None]) -> None:
-        starts = [*map(_address, tensors)]
-        if starts == self._fine:
-            return
-        if not self._far_apart(starts):
-            look_closer()
-        self._fine = starts
+    def need_apart(self, starts: list[int], look_closer: Callable[[], None]) -> None:
+        if starts != self._fine:
+            if not self._far_apart(starts):
+                look_closer()
+            self._fine = starts
 
     def _far_apart(self, starts: list[int]) -> bool:
         """One sweep over addresses."""
@@ -224,19 +222,25 @@ def _far_apart(sizes: Reach, out: Tensor, operands: Operands, may_be_out: int | 
 
 
 def _launch(operation: Operation, call: Call, operands: Operands, out: Any) -> Any:
-    if out is None:
+    words: dict[str, Any] = {}
+    given = out is not None
+    if not given:
         out = call.fresh()
-    elif isinstance(call.reach, ListReach):
+    if isinstance(call.reach, ListReach):
         assert operation.tensors is not None
-        call.reach.need_apart(operation.tensors(out, operands), lambda: operation.distinct(operands, out))
-    elif call.reach is None or not _far_apart(call.reach, out, operands, operation.may_be_out):
+        addresses = [*map(_address, operation.tensors(out, operands))]
+        if given:
+            call.reach.need_apart(addresses, lambda: operation.distinct(operands, out))
+        if call.plan.takes_addresses:
+            words["addresses"] = addresses
+    elif given and (call.reach is None or not _far_apart(call.reach, out, operands, operation.may_be_out)):
         operation.distinct(operands, out)
     if call.plan.uses_torch:
         # Parameters that require gradients are fine operands; torch's kernels with out= would refuse them otherwise.
         with torch._C._AutoDispatchBelowAutograd():
-            call.launch(out, *operands)
+            call.launch(out, *operands, **words)
     else:
-        call.launch(out, *operands)
+        call.launch(out, *operands, **words)
     return out
 
 

@@ -20,8 +20,10 @@ from omnigemm.backends.cuda import CudaBackend, explain_on, list_choice, lists
 from omnigemm.backends.cuda.gpu import KNOWN
 from omnigemm.backends.cuda.jit import KernelSpec, Result
 from omnigemm.backends.cuda.sm90 import Config
+from omnigemm.core.plan import Plan
 from omnigemm.core.problem import Problem, describe
-from omnigemm.ops.grouped import GROUPED_GEMM
+from omnigemm.ops import _run
+from omnigemm.ops.grouped import GROUPED_GEMM, grouped_gemm
 
 H200 = KNOWN["h200"]
 CONFIG = Config(False, 2, 1, 128, 4, right_share=2)
@@ -360,6 +362,50 @@ def test_nothing_of_an_earlier_call_is_used_again(machine: Machine) -> None:
     for moved in (a, b, c):
         moved[3] = torch.empty_strided(moved[3].shape, moved[3].stride(), dtype=torch.bfloat16).copy_(moved[3] + 1)
         run(machine, a, b, c, [5.0] * 8, [-3.0] * 8, runner=runner)
+
+
+@pytest.mark.parametrize("with_c", [False, True])
+def test_calls_of_users_cold_warm_and_moved(machine: Machine, monkeypatch: pytest.MonkeyPatch, with_c: bool) -> None:
+    """Through the operation, which hands on the addresses that it has read."""
+    _run.calls.clear()
+    plans: list[Problem] = []
+
+    def choose(problem: Problem, device: Any, backend: str | None) -> Plan:
+        plans.append(problem)
+        here = type("Device", (), {"index": 0})()
+        return lists.Sm90List(problem, list_choice.Choice(CONFIG, 1.0), H200).plan(problem, here)
+
+    monkeypatch.setattr(_run, "choose", choose)
+    packed: list[int] = []
+    pack = lists.Setup.pack
+    monkeypatch.setattr(lists.Setup, "pack", lambda *given: packed.append(1) or pack(*given))
+    a, b = operands(("row", "mixed"))
+    c = [torch.randn(m, n).bfloat16() for m, n, _ in SHAPES]
+    out = [torch.empty(m, n, dtype=torch.bfloat16) for m, n, _ in SHAPES]
+    words: dict[str, Any] = {"c": c, "beta": [float(i % 3) for i in range(len(a))]} if with_c else {}
+
+    def check(alpha: float, target: list[Tensor] | None) -> None:
+        found = grouped_gemm(a, b, alpha=alpha, out=target, **words)
+        assert target is None or found == target
+        for i, one in enumerate(found):
+            want = alpha * (a[i].double() @ b[i].double())
+            want += words["beta"][i] * c[i].double() if with_c else 0.0
+            torch.testing.assert_close(one.double(), want.bfloat16().double())
+
+    for one in out:
+        one.fill_(float("nan"))
+    for alpha, times in ((2.0, 2), (2.0, 0), (3.0, 2)):  # two ways in which B lies
+        before = len(packed)
+        check(alpha, out)
+        assert len(packed) - before == times
+    for moved in (a, b, c, out):
+        moved[3] = torch.empty_strided(moved[3].shape, moved[3].stride(), dtype=torch.bfloat16).copy_(moved[3] + 1)
+        check(3.0, out)
+    assert len(plans) == 1
+    check(3.0, None)
+    check(3.0, None)
+    assert len(plans) == 2
+    _run.calls.clear()
 
 
 def test_strides_that_a_plan_remembers_are_bounded(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,10 +114,11 @@ def _most_lines() -> int:
     return LINES[-1] if checked(driver.cuDriverGetVersion(), "driver version") >= 12010 else _SMALL_LINES
 
 
-# What differs between calls with tensors that lie alike. Of each product: addresses of A, B, C and D, alpha and beta;
-# then the addresses of alpha and beta on the device (0: they are not), and the steps from one to the next.
+# What differs between calls with tensors that lie alike. Of all products: the addresses of D, then those of A, of B and
+# of C, the alphas and the betas; then where alpha and beta are on the device (0: they are not), and the steps from one
+# to the next.
 Values = tuple[Any, ...]
-_COLUMNS = 6
+_COLUMNS = (1, 2, 3, 0, 4, 5)  # in the order in which struct Arguments has them
 
 
 def _factors(numbers: Numbers) -> tuple[Sequence[float], int, int]:
@@ -297,8 +298,8 @@ class Lists:
             launcher = self._setup_launcher(turned, here, room, arguments.size)
             counts = count, first, here, *map(int, turned), int(self._by_tma)
             total, some = len(out), order[first : first + here]
-            columns = itemgetter(*(column * total + i for column in range(_COLUMNS) for i in some))
-            last = itemgetter(*range(_COLUMNS * total, _COLUMNS * total + 4))
+            columns = itemgetter(*(column * total + i for column in _COLUMNS for i in some))
+            last = itemgetter(*range(len(_COLUMNS) * total, len(_COLUMNS) * total + 4))
             sizes = b"".join(lines[first : first + here])
             setups.append(Setup(launcher, arguments, counts, sizes, last, columns))
             first += here
@@ -338,7 +339,7 @@ class Lists:
         current_device = torch._C._cuda_getDevice
         no_c, no_numbers = (0,) * count, (0.0,) * count
         setups = [(part.memory, setup.launcher, setup) for part in parts for setup in part.setups]
-        read = [first + i for part in parts for i in part.order for first in (0, count)]  # A and B of all products
+        read = [first + i for part in parts for i in part.order for first in (count, 2 * count)]  # A and B
         latest: tuple[Values, list[bytes]] = (), []
 
         def run(
@@ -349,19 +350,20 @@ class Lists:
             alpha: Numbers,
             beta: Numbers,
             workspace: Tensor | None = None,
+            addresses: Sequence[int] = (),
         ) -> None:
             nonlocal latest
             if not parts:
                 return None
             if current_device() != index:
                 with torch.cuda.device(index):
-                    return run(out, a, b, c, alpha, beta, workspace)
+                    return run(out, a, b, c, alpha, beta, workspace, addresses)
+            addresses = addresses or [*map(_address, (*out, *a, *b, *(c or ())))]
             alphas, alpha_at, alpha_step = _factors(alpha)
             betas, beta_at, beta_step = _factors(beta)
             values = (
-                *map(_address, a), *map(_address, b), *(map(_address, c) if adds and c is not None else no_c),
-                *map(_address, out), *(alphas or no_numbers), *(betas or no_numbers),
-                alpha_at, beta_at, alpha_step, beta_step,
+                *addresses[: 3 * count], *(addresses[3 * count : 4 * count] if adds else no_c),
+                *(alphas or no_numbers), *(betas or no_numbers), alpha_at, beta_at, alpha_step, beta_step,
             )  # fmt: skip
             known, packed = latest  # read at once: other threads write it
             if values != known:
@@ -396,6 +398,7 @@ class Lists:
         alpha: Numbers,
         beta: Numbers,
         workspace: Tensor | None = None,
+        addresses: Sequence[int] = (),
     ) -> None:
         """Copy what the kernel cannot read or write in its place, of those products only."""
         with torch._C._AutoDispatchBelowAutograd(), torch.cuda.device(self._index):
@@ -477,6 +480,7 @@ class Sm90List:
             bind=run.bind,
             uses_torch=False,
             takes_workspace=True,
+            takes_addresses=True,
         )
 
 
