@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -373,21 +374,24 @@ def test_another_list_of_such_rows_is_another_call(change: Any) -> None:
 
 
 def test_lists_of_other_lengths_and_kinds_are_told_apart() -> None:
-    """As many tensors of the same kinds in the same order, but others of them are results."""
-    a, b = [torch.randn(4, 4) for _ in range(3)], [torch.randn(4, 4) for _ in range(3)]
-    c = [torch.randn(4, 4) for _ in range(3)]
-    for _ in range(2):
+    """As many tensors of the same kinds in the same order as in the call before, but in other lists."""
+    a, b, c, out = ([torch.randn(4, 4) for _ in range(3)] for _ in range(4))
+    spare = [torch.randn(4, 4) for _ in range(2)]
+    for right, wrong in (
+        ({"a": a, "b": b, "c": c, "beta": 2.0}, {"a": a, "b": [*b, spare[0]], "c": c[:2], "beta": 2.0}),
+        ({"a": a, "b": b, "out": out}, {"a": a, "b": b[:2], "out": [*out, spare[0]]}),
+        (
+            {"a": a, "b": b, "c": c, "out": out, "beta": 2.0},
+            {"a": a, "b": b, "c": c[:2], "out": [*out, spare[0]], "beta": 2.0},
+        ),
+    ):
+        for _ in range(2):
+            check_lists(omnigemm.grouped_gemm(**right), a, b, c, 1.0, right.get("beta", 0.0))  # type: ignore[arg-type]
+        with pytest.raises(omnigemm.ShapeError, match=r"has \d matrices, expected 3"):
+            omnigemm.grouped_gemm(**wrong)  # type: ignore[arg-type]
+    for _ in range(2):  # C, or the results
         check_lists(omnigemm.grouped_gemm(a, b, c, beta=2.0), a, b, c, 1.0, 2.0)
-        out = [torch.full((4, 4), float("nan")) for _ in range(3)]
-        omnigemm.grouped_gemm(a, b, out=out)
-        check_lists(out, a, b)
-        for wrong in (
-            {"a": a, "b": [*b, c[0]], "c": c[:2], "beta": 2.0},
-            {"a": a, "b": b[:2], "out": [*c, c[0]]},
-            {"a": a, "b": b, "c": c[:2], "out": [*out, c[2]], "beta": 2.0},
-        ):
-            with pytest.raises(omnigemm.ShapeError, match=r"has \d matrices, expected 3"):
-                omnigemm.grouped_gemm(**wrong)
+        check_lists(omnigemm.grouped_gemm(a, b, out=out), a, b)
 
 
 @pytest.mark.parametrize("wrong", [True, "1", [True, 1.0], [1.0], None], ids=str)
@@ -470,3 +474,23 @@ def test_in_place_lists_are_looked_at_closely_once(monkeypatch: pytest.MonkeyPat
     assert len(looked) == 2
     with pytest.raises(omnigemm.LayoutError, match=r"out\[\d\] shares memory"):
         omnigemm.grouped_gemm(a, b, [moved[0], moved[0][:2]], beta=2.0, out=moved)
+
+
+def test_overlaps_of_lists_are_found_by_addresses() -> None:
+    """Against a count of who uses each byte."""
+    source, room, found = random.Random(0), torch.zeros(64, dtype=torch.uint8), [0, 0]
+    for _ in range(2000):
+        tensors, uses = [], torch.zeros(2, 64, dtype=torch.int64)
+        outs = source.randint(1, 3)
+        for i in range(outs + source.randint(0, 4)):
+            start, size = source.randint(0, 60), source.randint(0, 4)
+            tensors.append(room[start : start + size])
+            uses[int(i >= outs), start : start + size] += 1
+        fine = not bool(((uses[0] > 1) | (uses[0] > 0) & (uses[1] > 0)).any())
+        reach, looks = _run.ListReach(outs, tensors), []
+        starts = [one.data_ptr() for one in tensors]
+        for _ in range(2):  # what was looked at closely, and passed, is known
+            reach.need_apart(starts, lambda looks=looks: looks.append(1))
+        assert looks == ([] if fine else [1])
+        found[fine] += 1
+    assert min(found) > 300
