@@ -104,7 +104,8 @@ class Call(NamedTuple):
     plan: Plan
     launch: Launch
     fresh: Callable[[], Any]  # a new result
-    reach: Reach | ListReach | None = None
+    reach: Reach | None = None
+    list_reach: ListReach | None = None
 
 
 class Recent(NamedTuple):
@@ -190,7 +191,9 @@ def call_for(
 def _keep(key: Any, operation: Operation, plan: Plan, spec: Any, operands: Operands, out: Any) -> Call:
     example = allocate(spec) if out is None else out
     launch = plan.launch if plan.bind is None else plan.bind(example, *operands)
-    made = Call(plan, launch, _allocator(spec), _reach(operation, example, operands))
+    of_lists = None if operation.tensors is None else ListReach(len(example), operation.tensors(example, operands))
+    of_others = _reach(example, operands) if of_lists is None else None
+    made = Call(plan, launch, _allocator(spec), of_others, of_lists)
     return calls.put(key, made, 1 if isinstance(spec, OutSpec) else 1 + len(spec) // 8)
 
 
@@ -201,9 +204,7 @@ def execute(
     return _launch(operation, call_for(operation, operands, out, out_dtype, backend), operands, out)
 
 
-def _reach(operation: Operation, out: Any, operands: Operands) -> Reach | ListReach | None:
-    if operation.tensors is not None:
-        return ListReach(len(out), operation.tensors(out, operands))
+def _reach(out: Tensor, operands: Operands) -> Reach | None:
     if any(isinstance(one, (list, tuple)) for one in operands):
         return None  # tensors inside of other things: always a closer look
     found = ((i, reach(one)) for i, one in enumerate(operands) if isinstance(one, Tensor))
@@ -222,26 +223,40 @@ def _far_apart(sizes: Reach, out: Tensor, operands: Operands, may_be_out: int | 
 
 
 def _launch(operation: Operation, call: Call, operands: Operands, out: Any) -> Any:
-    words: dict[str, Any] = {}
-    given = out is not None
-    if not given:
+    launch = call.launch
+    if operation.tensors is not None:
+        out, launch = _ready_list(operation, operation.tensors, call, operands, out)
+    elif out is None:
         out = call.fresh()
-    if isinstance(call.reach, ListReach):
-        assert operation.tensors is not None
-        addresses = [*map(_address, operation.tensors(out, operands))]
-        if given:
-            call.reach.need_apart(addresses, lambda: operation.distinct(operands, out))
-        if call.plan.takes_addresses:
-            words["addresses"] = addresses
-    elif given and (call.reach is None or not _far_apart(call.reach, out, operands, operation.may_be_out)):
+    elif call.reach is None or not _far_apart(call.reach, out, operands, operation.may_be_out):
         operation.distinct(operands, out)
     if call.plan.uses_torch:
         # Parameters that require gradients are fine operands; torch's kernels with out= would refuse them otherwise.
         with torch._C._AutoDispatchBelowAutograd():
-            call.launch(out, *operands, **words)
+            launch(out, *operands)
     else:
-        call.launch(out, *operands, **words)
+        launch(out, *operands)
     return out
+
+
+def _ready_list(
+    operation: Operation,
+    tensors: Callable[[Any, Operands], tuple[Tensor, ...]],
+    call: Call,
+    operands: Operands,
+    out: Any,
+) -> tuple[Any, Launch]:
+    """Results that share no memory with anything else, and the launch. Addresses are read once for both."""
+    fresh, takes_addresses = out is None, call.plan.takes_addresses
+    if fresh:
+        out = call.fresh()
+        if not takes_addresses:
+            return out, call.launch
+    addresses = [*map(_address, tensors(out, operands))]
+    if not fresh:
+        assert call.list_reach is not None
+        call.list_reach.need_apart(addresses, lambda: operation.distinct(operands, out))
+    return out, partial(call.launch, addresses=addresses) if takes_addresses else call.launch
 
 
 def allocate(spec: OutSpec | Sequence[OutSpec]) -> Any:
