@@ -18,6 +18,7 @@ EXTRA = [
     Case("fp8_gemm", "e5m2", {"dtype": "e5m2"}),
     Case("int8_gemm", "one scale", {"granularity": "tensor"}),
     Case("int4_gemm", "one group", {"group_size": -1}),
+    Case("grouped_gemm_k_contiguous", "fp16", {"dtype": "fp16"}),
     Case("grouped_gemm_masked", "fp8 per tensor", {"dtype": "e4m3", "granularity": "tensor"}),
     Case("grouped_gemm_contiguous", "int8 per tensor", {"dtype": "int8", "granularity": "tensor"}),
     Case("grouped_gemm_contiguous", "fp16 x int4", {"dtype": "fp16", "weight_dtype": "int4", "symmetric": False}),
@@ -118,6 +119,10 @@ def test_counts_of_work():
     assert work.flops == 2 * 30 * 6 * 4
     assert work.weight_bytes == 3 * 6 * 4
     assert work.traffic_bytes == 72 + 30 * 4 + 30 * 6 * 2
+    along = Workload(case("grouped_gemm_k_contiguous"), Size(10, 6, 4, 3))
+    assert (along.problem.m, along.problem.n, along.problem.k, along.problem.groups) == (6, 4, 30, 3)
+    assert along.flops == along.problem.flops == 2 * 30 * 6 * 4
+    assert along.traffic_bytes == 2 * 30 * (6 + 4) + 4 * 3 * 6 * 4
     assert Workload(case("int4_gemm"), Size(1, 8, 128)).weight_bytes == 8 * 128 // 2
 
 

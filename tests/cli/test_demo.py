@@ -87,9 +87,9 @@ def test_wrong_result_fails_the_demo(run, tmp_path):
     result = run("demo", "--quick")
     assert result.code == 1
     assert "FAIL" in result.out
-    assert "2 of 18 results are wrong: int8_gemm" in result.out
+    assert "2 of 19 results are wrong: int8_gemm" in result.out
     text = (tmp_path / "omnigemm-report.html").read_text()
-    assert "<p class='verdict bad'>2 of 18 results are wrong" in text
+    assert "<p class='verdict bad'>2 of 19 results are wrong" in text
     check_self_contained(text)
 
 

@@ -19,7 +19,7 @@ def test_usual_values_of_each_op(op: str) -> None:
     assert problem == pickle.loads(pickle.dumps(problem))
     assert hash(problem) == hash(dataclasses.replace(problem))
     assert op in str(problem)
-    assert problem.out_dtype == "bf16"
+    assert problem.out_dtype == ("fp32" if op == "grouped_gemm_k_contiguous" else "bf16")
 
 
 def test_fp8_usually_has_block_scales() -> None:
@@ -32,6 +32,12 @@ def test_flops() -> None:
     assert describe("grouped_gemm", m=0, n=0, k=0, shapes=[(1, 2, 3), (4, 5, 6)]).flops == 2 * (6 + 120)
     assert describe("grouped_gemm_masked", m=2, n=3, k=5, groups=4).flops == 2 * 30 * 4
     assert describe("grouped_gemm_contiguous", m=2, n=3, k=5, groups=4).flops == 60
+    assert describe("grouped_gemm_k_contiguous", m=2, n=3, k=5, groups=4).flops == 60
+
+
+def test_fp8_groups_along_k() -> None:
+    problem = describe("grouped_gemm_k_contiguous", m=4, n=64, k=256, dtype="e5m2", weight_dtype="e4m3")
+    assert (problem.a_scale, problem.b_scale, problem.a_layout, problem.b_layout) == ("1x128", "1x128", "col", "col")
 
 
 @pytest.mark.parametrize(
@@ -46,6 +52,11 @@ def test_flops() -> None:
         ({"groups": 3}, omnigemm.ShapeError, ("groups is 3",)),
         ({"granularity": "token"}, omnigemm.ShapeError, ("granularity is 'token'", "bf16")),
         ({"op": "int8_gemm", "granularity": "1x128"}, omnigemm.ShapeError, ("'1x128'", "tensor, token")),
+        (
+            {"op": "grouped_gemm_k_contiguous", "dtype": "e4m3", "granularity": "token"},
+            omnigemm.ShapeError,
+            ("granularity is 'token'", "expected one of 1x128"),
+        ),
         ({"op": "fp8_gemm", "batch": 2}, omnigemm.ShapeError, ("batch is 2",)),
         ({"op": "int4_gemm", "group_size": 48}, omnigemm.ShapeError, ("group_size is 48", "k = 8")),
         ({"op": "int4_gemm", "dtype": "fp32"}, omnigemm.DTypeError, ("fp32", "fp16 or bf16")),

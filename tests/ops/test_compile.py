@@ -68,6 +68,15 @@ def samples() -> dict[str, Sample]:
             {"a_scale": scales(5), "b_scale": scales(3, 6)},
         ),
         "grouped_gemm_contiguous int4": Sample(omnigemm.grouped_gemm_contiguous, (x, experts, ends), {}),
+        "grouped_gemm_k_contiguous": Sample(omnigemm.grouped_gemm_k_contiguous, (a, floats(5, 4), ends), {}),
+        "grouped_gemm_k_contiguous with c": Sample(
+            omnigemm.grouped_gemm_k_contiguous, (x, floats(5, 4, dtype=BF16), ends, floats(3, 64, 4)), {}
+        ),
+        "grouped_gemm_k_contiguous fp8": Sample(
+            omnigemm.grouped_gemm_k_contiguous,
+            (fp8s(140, 5), fp8s(140, 6), indices([128, 128, 140])),
+            {"a_scale": scales(5, 2), "b_scale": scales(6, 2)},
+        ),
         "grouped_gemm_masked": Sample(
             omnigemm.grouped_gemm_masked, (floats(3, 4, 7), floats(3, 6, 7), counts), {"expected_m": 4}
         ),
@@ -227,6 +236,8 @@ def raw(name: str) -> tuple[str, tuple[Any, ...], Any]:
         return first, (*values, zero, keywords.get("bias")), out_dtype
     if first == "fp8_gemm":
         return first, (*values, keywords.get("bias")), out_dtype
+    if first == "grouped_gemm_k_contiguous" and len(values) == 3:
+        values.append(None)  # C
     hint = (keywords.get("expected_m"),) if first == "grouped_gemm_masked" else ()
     weights = [one for one in values if isinstance(one, omnigemm.Int4Weight)]
     if weights:

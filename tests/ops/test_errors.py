@@ -21,6 +21,7 @@ from omnigemm import (
     gemm,
     grouped_gemm,
     grouped_gemm_contiguous,
+    grouped_gemm_k_contiguous,
     grouped_gemm_masked,
 )
 from op_support import SENTINEL, floats, fp8s, indices, int4_weight, int8s
@@ -212,6 +213,43 @@ grouped_gemm_contiguous
     contiguous(out, index=within(out, 3, dtype=I32)) | Layout | shares memory with ends | memory of its own
     contiguous(out, backend="tpu") | Unsupported | backend is 'tpu' | cpu
 
+grouped_gemm_k_contiguous
+    along_k(out, [a]) | DType | a is a list | a tensor
+    along_k(out, right=None) | DType | b is a NoneType | a tensor
+    along_k(out, index=[6]) | DType | ends is a list | a tensor
+    along_k(out, c=1.0) | DType | c is a float | a tensor
+    along_k(out, a_scale=1.0) | DType | a_scale is a float | a tensor
+    along_k(out, floats(6, 4).double()) | DType | a has dtype float64 | fp16, bf16, fp32, e4m3 or e5m2
+    along_k(out, int8s(6, 4)) | DType | a has dtype int8 | fp16, bf16, fp32, e4m3 or e5m2
+    along_k(out, floats(6, 4).half()) | DType | b has dtype fp32 | fp16
+    along_k(out, fp8s(6, 4)) | DType | b has dtype fp32 | e4m3 or e5m2
+    along_k(out, floats(1, 6, 4)) | Shape | a has shape (1, 6, 4) | (T, M)
+    along_k(out, right=floats(6)) | Shape | b has shape (6,) | (T, N)
+    along_k(out, right=floats(5, 5)) | Shape | b has shape (5, 5) | T = 6
+    along_k(out, index=indices([6]).long()) | DType | ends has dtype int64 | int32
+    along_k(out, index=indices([6])[None]) | Shape | ends has shape (1, 1) | (G,)
+    along_k(out, index=meta(indices([6]))) | Device | ends is on meta | cpu
+    along_k(out, index=indices([7])) | Shape | ends[0] is 7 | 0 <= ends[0] <= T = 6
+    along_k(out, index=indices([-1])) | Shape | ends[0] is -1 | 0 <= ends[0] <= T = 6
+    along_k(None, index=indices([4, 3])) | Shape | ends[1] is 3 | 4 <= ends[1] <= T = 6
+    along_k(out, a_scale=scales(4, 1)) | Shape | a_scale has shape (4, 1) | None because a is fp32
+    along_k(out, b_scale=scales(5, 1)) | Shape | b_scale has shape (5, 1) | None because a is fp32
+    along_k(out, fp8s(6, 4), fp8s(6, 5)) | Shape | a_scale is None | a tensor because a and b are fp8
+    along_k(out, fp8s(6, 4), fp8s(6, 5), a_scale=scales(4, 1)) | Shape | b_scale is None | a tensor because a
+    along_k(out, fp8s(6, 4), fp8s(6, 5), a_scale=scales(4)) | Shape | a_scale has shape (4,) | ceil(T/128)) = (4, 1)
+    along_k(out, fp8s(6, 4), fp8s(6, 5), a_scale=scales(4, 1).half()) | DType | a_scale has dtype fp16 | fp32
+    along_k(out, c=floats(4, 5)) | Shape | c has shape (4, 5) | (G, M, N) = (1, 4, 5)
+    along_k(out, c=floats(1, 4, 5).half()) | DType | c has dtype fp16 | fp32, the dtype of the result
+    along_k(out, c=meta(floats(1, 4, 5))) | Device | c is on meta | cpu
+    along_k(out[:3]) | Shape | out has shape (1, 3, 5) | (1, 4, 5)
+    along_k(out, floats(6, 4), out_dtype=BF16) | DType | out has dtype fp32 | bf16
+    along_k(meta(out)) | Device | out is on meta | cpu
+    along_k(out[:1].expand(4, 5)) | Layout | out has strides (0, 0, 1) | memory of its own
+    along_k(out, within(out, 6, 3)) | Shape | out has shape (1, 4, 5) | (1, 3, 5)
+    along_k(out[:3], within(out, 6, 3)) | Layout | shares memory with a | memory of its own
+    along_k(out, c=within(out, 1, 5, 4).transpose(1, 2)) | Layout | shares memory with c | memory of its own
+    along_k(out, backend="tpu") | Unsupported | backend is 'tpu' | cpu
+
 grouped_gemm_masked
     masked(out, index=3) | DType | counts is a int | a tensor
     masked(out, index=torch.tensor([3.0])) | DType | counts has dtype fp32 | int32
@@ -272,6 +310,15 @@ def over_scales(out: Tensor) -> omnigemm.Int4Weight:
     w = w4(dtype=torch.float32)
     w.scales = within(out, 5, 2)
     return w
+
+
+def along_k(out: Tensor | None, left: Any = None, right: Any = ..., index: Any = None, **more: Any) -> object:
+    """One group of all rows, so that `out` has the size of the others'."""
+    left = floats(6, 4) if left is None else left
+    right = floats(6, 5) if right is ... else right
+    index = indices([6]) if index is None else index
+    target = None if out is None else out[None]
+    return grouped_gemm_k_contiguous(left, right, index, **{"out": target, **more})
 
 
 def contiguous(out: Tensor, rows: Any = a, weight: Any = be, index: Any = ends, **more: Any) -> object:

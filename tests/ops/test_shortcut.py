@@ -310,6 +310,62 @@ def test_what_equals_a_remembered_number_is_not_one(wrong: Any) -> None:
     assert torch.equal(omnigemm.gemm(a, b, alpha=1), omnigemm.gemm(a, b))
 
 
+def test_a_tensor_that_comes_twice_is_remembered_as_such(executed: list[int]) -> None:
+    """Such as a C that is `out`, which torch's guard would refuse."""
+    a, b, c = (torch.randn(4, 4) for _ in range(3))
+    out = torch.randn(4, 4)
+    for turn in range(3):
+        want = a @ b + out
+        omnigemm.gemm(a, b, out, beta=1.0, out=out)
+        torch.testing.assert_close(out, want)
+        assert len(executed) == 1, turn
+    other = torch.full((4, 4), float("nan"))  # the same kinds of tensors in the same places, but all different
+    omnigemm.gemm(a, b, c, beta=1.0, out=other)
+    torch.testing.assert_close(other, a @ b + c)
+    assert len(executed) == 2
+    want = a @ b + out
+    omnigemm.gemm(a, b, out, beta=1.0, out=out)
+    torch.testing.assert_close(out, want)
+
+
+def test_one_matrix_in_both_places(executed: list[int]) -> None:
+    square, other = torch.randn(4, 4), torch.randn(4, 4)
+    for _ in range(3):
+        torch.testing.assert_close(omnigemm.gemm(square, square), square @ square)
+    assert len(executed) == 1
+    torch.testing.assert_close(omnigemm.gemm(other, square), other @ square)
+    assert len(executed) == 2
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("of_lists", [False, True])
+def test_tracers_and_transforms_see_remembered_calls(through_dispatcher: list[int], of_lists: bool) -> None:
+    """Also where the tensors themselves are none of theirs: the guard looks at what is in force around the call."""
+    given = lists(3, 2) if of_lists else operands()
+
+    def product() -> Tensor:
+        return omnigemm.grouped_gemm(*given)[1] if of_lists else omnigemm.fp8_gemm(*given)  # type: ignore[arg-type]
+
+    wanted = product()
+    product()
+
+    def seen(x: Tensor) -> Tensor:
+        through_dispatcher.clear()
+        result = product()
+        assert through_dispatcher
+        return x + result.float().sum()
+
+    one = torch.ones(())
+    torch.jit.trace(seen, (one,), check_trace=False)
+    torch.vmap(seen)(torch.ones(2))
+    torch.func.grad(seen)(one)
+    torch.func.jvp(seen, (one,), (one,))
+    torch.func.functionalize(seen)(one)
+    through_dispatcher.clear()
+    assert torch.equal(product(), wanted)
+    assert not through_dispatcher
+
+
 # ------------------------------------------------------------------------------------------------ lists of tensors
 
 
@@ -474,6 +530,20 @@ def test_in_place_lists_are_looked_at_closely_once(monkeypatch: pytest.MonkeyPat
     assert len(looked) == 2
     with pytest.raises(omnigemm.LayoutError, match=r"out\[\d\] shares memory"):
         omnigemm.grouped_gemm(a, b, [moved[0], moved[0][:2]], beta=2.0, out=moved)
+
+
+def test_a_tensor_that_comes_twice_in_a_list(executed: list[int]) -> None:
+    """One weight in several products, and C that is `out`: recognised as such, and told from lists without."""
+    a, b = lists(3, 2, 3)
+    shared, out = [b[0], b[1], b[0]], [torch.zeros(m, 5) for m in (3, 2, 3)]
+    for turn in range(1, 4):
+        check_lists(omnigemm.grouped_gemm(a, shared), a, shared)
+        omnigemm.grouped_gemm([a[0]], [b[0]], [out[0]], beta=2.0, out=[out[0]])
+        check_lists([out[0]], a, b, alpha=2.0**turn - 1)
+    assert len(executed) == 2
+    for given in (b, [b[0], b[1], b[1]], shared, [b[2], b[1], b[2]]):
+        check_lists(omnigemm.grouped_gemm(a, given), a, given)
+    assert len(executed) == 5, "the last two are alike"
 
 
 def test_overlaps_of_lists_are_found_by_addresses() -> None:

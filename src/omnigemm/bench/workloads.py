@@ -22,13 +22,14 @@ import omnigemm
 from ..backends.cpu import isa
 from ..core.dispatch import choose
 from ..core.dtypes import BY_NAME
-from ..core.errors import ShapeError
+from ..core.errors import ShapeError, UnsupportedError
 from ..core.plan import Plan
 from ..core.problem import BLOCK, Problem, describe
 from .timing import Contender
 
 OURS = "omnigemm"
 USUAL_GROUPS = 8
+_ALONG_K = "grouped_gemm_k_contiguous"
 _BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "e4m3": 8, "e5m2": 8, "int4": 4}
 # The largest relative error of one rounding; an fp32 sum also carries the rounding of its many additions.
 _ROUNDING = {"fp32": 1e-5, "fp16": 2.0**-11, "bf16": 2.0**-8}
@@ -36,7 +37,8 @@ _ROUNDING = {"fp32": 1e-5, "fp16": 2.0**-11, "bf16": 2.0**-8}
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """M x N x K. Grouped operations have `groups` weights and M rows per group on average."""
+    """M x N x K. Grouped operations have `groups` weights and M rows per group on average. A layer's weight gradients
+    have the layer's own size: groups of M rows, and results [N, K]."""
 
     m: int
     n: int
@@ -76,6 +78,10 @@ class Case:
     def problem(self, size: Size) -> Problem:
         size = self.fit(size)
         words = dict(self.words)
+        if self.op == _ALONG_K:
+            if words.get("dtype", "bf16") not in ("fp16", "bf16", "fp32"):
+                raise UnsupportedError(f"{self.op}: dtype is {words['dtype']}, expected fp16, bf16 or fp32 here")
+            return describe(self.op, m=size.n, n=size.k, k=size.groups * size.m, groups=size.groups, **words)
         if self.op in ("gemm", "grouped_gemm"):
             words.setdefault("b_layout", "col")  # the weight is [N, K], as in nn.Linear, and goes in transposed
         m = size.m
@@ -129,6 +135,9 @@ def dense(one: Case, size: Size, seed: int = 0) -> Dense:
         return Dense([draw(m, size.k) for m in rows], [weight(size.n, size.k) for _ in rows])
     if one.op == "grouped_gemm_contiguous":
         return Dense(draw(size.groups * size.m, size.k), weight(size.groups, size.n, size.k))
+    if one.op == _ALONG_K:  # gradients of the layer's results, and its activations
+        total = size.groups * size.m
+        return Dense(draw(total, size.n), draw(total, size.k).mul_(size.m**-0.5))
     if one.op == "grouped_gemm_masked":
         return Dense(draw(size.groups, _capacity(size), size.k), weight(size.groups, size.n, size.k))
     return Dense(draw(size.m, size.k), weight(size.n, size.k))
@@ -228,6 +237,10 @@ def _masked(work: Workload, b: Operand, **out: Any) -> Any:
     return omnigemm.grouped_gemm_masked(a.values, b.values, work.counts, a_scale=a.scale, b_scale=b.scale, **out)
 
 
+def _along_k(work: Workload, b: Operand, **out: Any) -> Any:
+    return omnigemm.grouped_gemm_k_contiguous(work.a.values, b.values, work.ends, **out)
+
+
 _CALLS: dict[str, Callable[..., Any]] = {
     "gemm": _gemm,
     "int8_gemm": _int8_gemm,
@@ -236,6 +249,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "grouped_gemm": _grouped_gemm,
     "grouped_gemm_contiguous": _contiguous,
     "grouped_gemm_masked": _masked,
+    _ALONG_K: _along_k,
 }
 
 
@@ -308,6 +322,8 @@ class Workload:
 
     @property
     def weight_elements(self) -> int:
+        if self.problem.op == _ALONG_K:  # what stands in the weights' place
+            return self.problem.k * self.problem.n
         return max(1, self.size.groups) * self.size.n * self.size.k
 
     @property
@@ -318,6 +334,9 @@ class Workload:
     def traffic_bytes(self) -> int:
         """Weights and activations read once, results written once."""
         p, rows = self.problem, sum(self.rows)
+        if p.op == _ALONG_K:
+            results = p.groups * p.m * p.n * _BITS[p.out_dtype] // 8
+            return self.weight_bytes + rows * p.m * _BITS[p.a_dtype] // 8 + results
         ends = rows * (self.size.k * _BITS[p.a_dtype] + self.size.n * _BITS[p.out_dtype]) // 8
         return self.weight_bytes + ends
 
@@ -350,6 +369,8 @@ class Workload:
         """Activations or results as one matrix per group, without the rows that a mask hides."""
         if isinstance(rows, (list, tuple)):
             return list(rows)
+        if self.problem.op == _ALONG_K:
+            return list(rows.unbind(0)) if rows.dim() == 3 else [part.t() for part in rows.split(self.rows)]
         if self.problem.op == "grouped_gemm_contiguous":
             return list(rows.split(self.rows))
         if self.problem.op == "grouped_gemm_masked":
@@ -359,6 +380,8 @@ class Workload:
     def _matrices(self, weights: Any) -> list[Tensor]:
         if isinstance(weights, list):
             return weights
+        if self.problem.op == _ALONG_K:
+            return self.split(weights)
         return list(weights.unbind(0)) if weights.dim() == 3 else [weights]
 
     def _exact_product(self, x: Any, w: Any) -> Tensor:
@@ -428,4 +451,5 @@ CASES: tuple[Case, ...] = (
     Case("grouped_gemm_contiguous", "bf16 x int4", {"dtype": "bf16", "weight_dtype": "int4"}),
     Case("grouped_gemm_masked", "bf16", {"dtype": "bf16"}),
     Case("grouped_gemm_masked", "fp8 128x128", {"dtype": "e4m3"}),
+    Case(_ALONG_K, "bf16", {"dtype": "bf16"}),
 )

@@ -12,6 +12,10 @@ from .problem import Problem
 
 # A launcher writes into `out`; the other operands are the op's own, in the order of its public signature.
 Launch = Callable[..., None]
+# The same for a caller that knows the addresses: the operands that are floats come first, then the addresses of `out`
+# and of each operand that is a tensor. It answers whether it ran. If not, nothing was written, and the launch that sees
+# the tensors must.
+AddressLaunch = Callable[..., bool]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -26,6 +30,7 @@ class Plan:
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     workspace_bytes: int = 0  # of device memory that a run takes, from torch's allocator or from its caller
     bind: Callable[..., Launch] | None = None  # (out, *operands) to a launch for tensors that lie just like these
+    bind_addresses: Callable[..., AddressLaunch | None] | None = None  # the same, if addresses are all that it needs
     uses_torch: bool = True  # `launch` calls operations of torch, which then must not look for gradients
     # Keywords that `launch` and what `bind` makes have: memory to work in; for lists, the addresses of all tensors,
     # results first and then in the order of the operands, which were read to see that they do not overlap.

@@ -21,6 +21,7 @@ OPS = (
     "grouped_gemm",
     "grouped_gemm_contiguous",
     "grouped_gemm_masked",
+    "grouped_gemm_k_contiguous",
 )
 
 SIZE_LIMIT = 2**31 - 4096  # backends count rows and columns in 32 bits, up to the end of a tile
@@ -39,7 +40,8 @@ GRANULARITIES = {
 class Problem:
     """One product. Hashable, picklable, printable.
 
-    `m` is the total number of rows for contiguous groups and the row capacity of a group for masked ones.
+    `m` is the total number of rows for contiguous groups and the row capacity of a group for masked ones; for groups
+    along K, `k` is the total of all groups, and layouts are those of A [K, M] and B [K, N].
     For `grouped_gemm`, `shapes` holds each group's (m, n, k) and m, n, k are their maxima.
     """
 
@@ -134,8 +136,8 @@ def describe(
     beta: float = 0.0,
     alpha: float = 1.0,
     a_zero: bool = False,
-    a_layout: str = "row",
-    b_layout: str = "row",
+    a_layout: str | None = None,
+    b_layout: str | None = None,
     shapes: Sequence[tuple[int, int, int]] | None = None,
     expected_m: int | None = None,
     device_factors: bool = False,
@@ -155,7 +157,7 @@ def describe(
             raise ShapeError(f"{op}: {name} is {size!r}, expected a whole number >= 0")
     ways = ("row", "col", "strided", "mixed") if op == "grouped_gemm" else ("row", "col", "strided")
     for name, layout in (("a_layout", a_layout), ("b_layout", b_layout)):
-        if layout not in ways:
+        if layout not in (None, *ways):
             raise ShapeError(f"{op}: {name} is {layout!r}, expected {', '.join(ways[:-1])} or {ways[-1]}")
     grouped = op.startswith("grouped_")
     if groups is not None and not grouped:
@@ -171,14 +173,16 @@ def describe(
     b = name_of(weight_dtype) if weight_dtype is not None else ("int4" if op == "int4_gemm" else a)
     _check_operands(op, a, b)
     eight_bit = a in ("int8", "e4m3", "e5m2")
-    out = name_of(out_dtype) if out_dtype is not None else ("bf16" if eight_bit else a)
+    along_k = op == "grouped_gemm_k_contiguous"
+    usual_out = "fp32" if along_k else "bf16" if eight_bit else a
+    out = name_of(out_dtype) if out_dtype is not None else usual_out
     if out not in ("fp16", "bf16", "fp32"):
         raise DTypeError(f"{op}: out_dtype is {out}, expected fp16, bf16 or fp32")
 
     a_scale = b_scale = "none"
     if eight_bit:
-        granularity = granularity or ("token" if a == "int8" else "128x128")
-        allowed = ("tensor", "token") if a == "int8" else tuple(GRANULARITIES)
+        allowed = granularities(op, a)
+        granularity = granularity or ("token" if a == "int8" else "1x128" if along_k else "128x128")
         if granularity not in allowed:
             raise ShapeError(f"{op}: granularity is {granularity!r}, expected one of {', '.join(allowed)}")
         a_scale, b_scale = GRANULARITIES[granularity]
@@ -197,6 +201,7 @@ def describe(
         sizes = tuple(shapes) if shapes is not None else ((m, n, k),) * (1 if groups is None else groups)
         if sizes:
             m, n, k = (max(size[i] for size in sizes) for i in range(3))
+    usual_layout = "col" if along_k and eight_bit else "row"  # of fp8, K lies side by side
     count = (len(sizes) if op == "grouped_gemm" else (8 if groups is None else groups)) if grouped else 0
     return Problem(
         op=op,
@@ -216,12 +221,19 @@ def describe(
         bias=bias,
         c=beta != 0.0,
         scaled=alpha != 1.0,
-        a_layout=a_layout,
-        b_layout=b_layout,
+        a_layout=a_layout or usual_layout,
+        b_layout=b_layout or usual_layout,
         shapes=sizes,
         expected_m=expected_m or 0,
         device_factors=device_factors,
     )
+
+
+def granularities(op: str, dtype: str) -> tuple[str, ...]:
+    """Those that 8-bit operands of the operation may have."""
+    if op == "grouped_gemm_k_contiguous":
+        return ("1x128",)
+    return ("tensor", "token") if dtype == "int8" else tuple(GRANULARITIES)
 
 
 # op -> the element types of A it takes; weights have the same type unless they are int4 (fp8 may mix both kinds).
@@ -233,6 +245,7 @@ OPERANDS = {
     "grouped_gemm": ("fp16", "bf16", "fp32"),
     "grouped_gemm_contiguous": ("fp16", "bf16", "fp32", "e4m3", "e5m2", "int8"),
     "grouped_gemm_masked": ("fp16", "bf16", "fp32", "e4m3", "e5m2", "int8"),
+    "grouped_gemm_k_contiguous": ("fp16", "bf16", "fp32", "e4m3", "e5m2"),
 }
 
 

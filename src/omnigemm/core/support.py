@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .dispatch import Support
-from .problem import GRANULARITIES, OPERANDS, Problem, describe
+from .problem import OPERANDS, Problem, describe, granularities
 
 _HEADER = """# What runs where
 
@@ -29,8 +29,7 @@ def _problems() -> Iterator[tuple[str, str, str, Problem]]:
             if op == "int4_gemm":
                 continue
             if dtype in ("e4m3", "e5m2", "int8"):
-                kinds = ("tensor", "token") if dtype == "int8" else tuple(GRANULARITIES)
-                for kind in kinds:
+                for kind in granularities(op, dtype):
                     yield op, dtype, kind, describe(op, m=16, n=256, k=512, dtype=dtype, granularity=kind)
             else:
                 yield op, dtype, "none", describe(op, m=16, n=256, k=512, dtype=dtype)

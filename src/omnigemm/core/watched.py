@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 # Found once: looking each of them up costs as much as asking it.
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_function_modes = torch._C._len_torch_function_stack
+dispatch_modes = torch._C._len_torch_dispatch_stack
+function_modes = torch._C._len_torch_function_stack
 _transforms = torch._C._functorch.peek_interpreter_stack
 _tracer = torch._C._get_tracing_state
 
 
 def watched() -> bool:
     """By a mode, a tracer or a transform."""
-    return bool(_dispatch_modes() or _function_modes() or _transforms() is not None or _tracer() is not None)
+    return bool(dispatch_modes() or function_modes() or _transforms() is not None or _tracer() is not None)

@@ -16,12 +16,22 @@ from .grouped import (
     grouped_gemm_contiguous,
     grouped_gemm_masked,
 )
+from .grouped_k import GROUPED_K_CONTIGUOUS, grouped_gemm_k_contiguous
 from .int4 import INT4_GEMM, int4_gemm
 from .int8 import INT8_GEMM, int8_gemm
 
 OPERATIONS = {
     operation.name: operation
-    for operation in (GEMM, INT8_GEMM, FP8_GEMM, INT4_GEMM, GROUPED_GEMM, GROUPED_CONTIGUOUS, GROUPED_MASKED)
+    for operation in (
+        GEMM,
+        INT8_GEMM,
+        FP8_GEMM,
+        INT4_GEMM,
+        GROUPED_GEMM,
+        GROUPED_CONTIGUOUS,
+        GROUPED_MASKED,
+        GROUPED_K_CONTIGUOUS,
+    )
 }
 
 
@@ -36,6 +46,7 @@ __all__ = [
     "gemm",
     "grouped_gemm",
     "grouped_gemm_contiguous",
+    "grouped_gemm_k_contiguous",
     "grouped_gemm_masked",
     "int4_gemm",
     "int8_gemm",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import itemgetter
+from operator import is_, itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,16 +19,17 @@ from torch import Tensor
 from ..core.dispatch import PlanCache, choose
 from ..core.dtypes import BY_NAME, name_of
 from ..core.errors import DTypeError, ShapeError, WorkspaceError
-from ..core.plan import Launch, Plan
+from ..core.plan import AddressLaunch, Launch, Plan
 from ..core.problem import Problem
 from ..core.settings import Settings, current
-from ..core.watched import watched
+from ..core.watched import dispatch_modes, function_modes, watched
 from .checks import OutSpec, reach, show
 
 NAMESPACE = "omnigemm"
 library = torch.library.Library(NAMESPACE, "DEF")
 
 Operands = tuple[Any, ...]
+ListTensors = Callable[[Any, Operands], tuple[Tensor, ...]]
 WORKSPACE_ALIGN = 128  # bytes
 
 
@@ -47,7 +48,7 @@ class Operation:
     collect: Callable[..., Operands]
     distinct: Callable[[Operands, Any], None]
     may_be_out: int | None = None
-    tensors: Callable[[Any, Operands], tuple[Tensor, ...]] | None = None
+    tensors: ListTensors | None = None
 
 
 class Ops(NamedTuple):
@@ -95,9 +96,6 @@ class ListReach:
         return not bool((begins[1:] < np.where(is_out[1:], anything[:-1], written[:-1])).any())
 
 
-_address = Tensor.data_ptr
-
-
 class Call(NamedTuple):
     """All that a warm call needs, worked out once for its signature."""
 
@@ -106,6 +104,7 @@ class Call(NamedTuple):
     fresh: Callable[[], Any]  # a new result
     reach: Reach | None = None
     list_reach: ListReach | None = None
+    at: AddressLaunch | None = None  # the launch for those who know the addresses already, not of lists
 
 
 class Recent(NamedTuple):
@@ -119,6 +118,9 @@ class Recent(NamedTuple):
     same: Callable[..., bool]  # their types, shapes, strides, dtypes, devices and gradients
     others: Callable[[Operands], Operands]
     values: Operands  # of the others
+    numbers: tuple[float, ...]  # those of them that are operands
+    room: int  # bytes from the first element of `out` to its last
+    apart: tuple[tuple[int, int], ...]  # the same of all that must not overlap it, by their places among the tensors
     settings: Settings
     gradients: bool  # of some tensor: not for us while gradients are recorded
 
@@ -193,7 +195,8 @@ def _keep(key: Any, operation: Operation, plan: Plan, spec: Any, operands: Opera
     launch = plan.launch if plan.bind is None else plan.bind(example, *operands)
     of_lists = None if operation.tensors is None else ListReach(len(example), operation.tensors(example, operands))
     of_others = _reach(example, operands) if of_lists is None else None
-    made = Call(plan, launch, _allocator(spec), of_others, of_lists)
+    at = None if plan.bind_addresses is None else plan.bind_addresses(example, *operands)
+    made = Call(plan, launch, _allocator(spec), of_others, of_lists, at)
     return calls.put(key, made, 1 if isinstance(spec, OutSpec) else 1 + len(spec) // 8)
 
 
@@ -222,41 +225,41 @@ def _far_apart(sizes: Reach, out: Tensor, operands: Operands, may_be_out: int | 
     return True
 
 
+_address = Tensor.data_ptr
+
+
 def _launch(operation: Operation, call: Call, operands: Operands, out: Any) -> Any:
-    launch = call.launch
     if operation.tensors is not None:
-        out, launch = _ready_list(operation, operation.tensors, call, operands, out)
-    elif out is None:
+        return _launch_list(operation, operation.tensors, call, operands, out)
+    if out is None:
         out = call.fresh()
     elif call.reach is None or not _far_apart(call.reach, out, operands, operation.may_be_out):
         operation.distinct(operands, out)
-    if call.plan.uses_torch:
-        # Parameters that require gradients are fine operands; torch's kernels with out= would refuse them otherwise.
-        with torch._C._AutoDispatchBelowAutograd():
-            launch(out, *operands)
-    else:
-        launch(out, *operands)
-    return out
+    return _write(call, operands, out)
 
 
-def _ready_list(
-    operation: Operation,
-    tensors: Callable[[Any, Operands], tuple[Tensor, ...]],
-    call: Call,
-    operands: Operands,
-    out: Any,
-) -> tuple[Any, Launch]:
-    """Results that share no memory with anything else, and the launch. Addresses are read once for both."""
+def _launch_list(operation: Operation, tensors: ListTensors, call: Call, operands: Operands, out: Any) -> Any:
+    """The same for lists. Addresses are read once, to see that results have memory of their own and for the launch."""
     fresh, takes_addresses = out is None, call.plan.takes_addresses
     if fresh:
         out = call.fresh()
-        if not takes_addresses:
-            return out, call.launch
+    if fresh and not takes_addresses:
+        return _write(call, operands, out)
     addresses = [*map(_address, tensors(out, operands))]
     if not fresh:
         assert call.list_reach is not None
         call.list_reach.need_apart(addresses, lambda: operation.distinct(operands, out))
-    return out, partial(call.launch, addresses=addresses) if takes_addresses else call.launch
+    return _write(call, operands, out, addresses=addresses) if takes_addresses else _write(call, operands, out)
+
+
+def _write(call: Call, operands: Operands, out: Any, **words: Any) -> Any:
+    if call.plan.uses_torch:
+        # Parameters that require gradients are fine operands; torch's kernels with out= would refuse them otherwise.
+        with torch._C._AutoDispatchBelowAutograd():
+            call.launch(out, *operands, **words)
+    else:
+        call.launch(out, *operands, **words)
+    return out
 
 
 def allocate(spec: OutSpec | Sequence[OutSpec]) -> Any:
@@ -329,10 +332,13 @@ def register(
 PLAIN = frozenset((Tensor, torch.nn.Parameter))
 
 
+_WORDS = 3  # of (out, out_dtype, backend, *arguments), those before the arguments
 ANEW = object()  # what was not done, and must be done from the start
 
-# torch.compile's check that tensors are what they were: one call for all of them.
+# torch.compile's check that tensors are what they were: one call for all of them. It also compares what torch's
+# dispatcher would see here and now, so a tracer or a transform does not pass; modes may.
 _TensorGuards: Any = getattr(torch._C._dynamo.guards, "TensorGuards", None)
+_is_compiling, _is_grad_enabled, _size = torch.compiler.is_compiling, torch.is_grad_enabled, Tensor.size
 
 
 def repeated(ops: Ops, arguments: Operands, out: Any, out_dtype: torch.dtype | None, backend: str | None) -> Any:
@@ -341,34 +347,124 @@ def repeated(ops: Ops, arguments: Operands, out: Any, out_dtype: torch.dtype | N
     Public functions ask this first, with their arguments as they are. Written out in one piece, because each call of a
     function costs a tenth of a microsecond.
     """
-    if torch.compiler.is_compiling() or watched():  # first: nobody who looks must see what was remembered
+    if _is_compiling() or dispatch_modes() or function_modes():  # first: nobody who looks must see what was remembered
         return ANEW
     first = arguments[0]
     try:
         if type(first) is list:
             recent = calls.recent[_list_place(ops, first)]
         else:
-            recent = calls.recent[ops.name, id(arguments[1]), first.size(-2)]
+            recent = calls.recent[ops.name, id(arguments[1]), first.shape[-2]]
     except (KeyError, AttributeError, IndexError, TypeError):  # unknown, or not even a matrix
         return ANEW
+    call, pick, same, others, values, numbers, room, apart, settings, gradients = recent
     given = (out, out_dtype, backend, *arguments)
-    settings = current()
+    tensors, now = pick(given), current()
     if (
-        recent.others(given) == recent.values
-        and recent.same(*recent.tensors(given))
-        and (recent.settings is settings or recent.settings == settings)
-        and not (recent.gradients and torch.is_grad_enabled())
+        others(given) != values
+        or not same(*tensors)
+        or not (settings is now or settings == now)
+        or (gradients and _is_grad_enabled())
     ):
-        return _launch(ops.operation, recent.call, ops.gather(*arguments), out)
-    return ANEW
+        return ANEW
+    launch = call.at
+    if launch is None:
+        return _launch(ops.operation, call, ops.gather(*arguments), out)
+    if out is None:
+        out = call.fresh()
+        addresses = [out.data_ptr(), *map(_address, tensors)]
+    else:
+        addresses = list(map(_address, tensors))
+        start = addresses[0]
+        end = start + room
+        for i, size in apart:
+            other = addresses[i]
+            if other < end and start < other + size:  # a closer look
+                return _launch(ops.operation, call, ops.gather(*arguments), out)
+    return out if launch(*numbers, *addresses) else _write(call, ops.gather(*arguments), out)
 
 
-_sizes = Tensor.size
+def _shortcut(ops: Ops, arguments: Operands, out: Any, out_dtype: torch.dtype | None, backend: str | None) -> Any:
+    """Run a call without torch's dispatcher and remember it, or answer ANEW if it is watched, has subclasses of Tensor,
+    or gradients. The dispatcher costs two microseconds, and with none of these it changes nothing."""
+    if watched():
+        return ANEW
+    operation = ops.operation
+    given = (out, out_dtype, backend, *arguments)
+    _check_words(ops, out, out_dtype, backend)
+    if operation.tensors is None:
+        tensors = [i for i, one in enumerate(given) if type(one) in PLAIN]
+        others = [i for i in range(len(given)) if i not in tensors]
+        if any(i >= _WORDS and given[i] is not None and type(given[i]) not in (float, int) for i in others):
+            return ANEW
+        pick, rest = _picker(tensors), _picker(others)
+    else:
+        pick, rest = _list_picker(ops, operation.tensors), _list_others
+    picked = pick(given)
+    if not PLAIN.issuperset(map(type, picked)):
+        return ANEW
+    gradients = any(one.requires_grad for one in picked)
+    if gradients and torch.is_grad_enabled():
+        return ANEW
+    operands = ops.gather(*arguments)
+    # An out says its type itself.
+    found = call_for(operation, operands, out, out_dtype if out is None else None, backend)
+    result = _launch(operation, found, operands, out)
+    if _TensorGuards is not None:
+        room, apart = (0, ()) if found.at is None else _spans(ops, given)
+        recent = Recent(
+            call=found,
+            tensors=pick,
+            same=_guard(picked),
+            others=rest,
+            values=rest(given),
+            numbers=tuple(one for one in arguments if type(one) is float),
+            room=room,
+            apart=apart,
+            settings=current(),
+            gradients=gradients,
+        )
+        first = arguments[0]
+        place = _list_place(ops, first) if operation.tensors else (ops.name, id(arguments[1]), first.size(-2))
+        calls.remember(place, recent, len(picked))
+    return result
+
+
+def _spans(ops: Ops, given: Operands) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """`room` and `apart` of Recent."""
+    out, c = given[0], ops.operation.may_be_out
+    if out is None:
+        return 0, ()
+    tensors = [i for i, one in enumerate(given) if type(one) in PLAIN]
+    itself = [i == 0 or (c is not None and i == _WORDS + c and given[i] is out) for i in tensors]
+    return reach(out), tuple((at, reach(given[i])) for at, i in enumerate(tensors) if not itself[at])
+
+
+def _guard(tensors: Operands) -> Callable[..., bool]:
+    """Whether tensors are like these. Torch's guard refuses one that comes twice, such as a C that is `out` or a weight
+    of several products: it gets each once, and the others are compared with it."""
+    first = {id(one): i for i, one in reversed(list(enumerate(tensors)))}
+    once = _picker(sorted(first.values()))
+    same: Callable[..., bool] = _TensorGuards(*once(tensors), dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    again = [i for i, one in enumerate(tensors) if first[id(one)] != i]
+    if not again:
+        return same
+    firsts, twins = _picker([first[id(tensors[i])] for i in again]), _picker(again)
+    return lambda *given: all(map(is_, firsts(given), twins(given))) and same(*once(given))
+
+
+def _picker(places: Sequence[int]) -> Callable[[Operands], Operands]:
+    """What is at these places, always as a tuple."""
+    return itemgetter(*places) if len(places) > 1 else lambda given: tuple(given[i] for i in places)
 
 
 def _list_place(ops: Ops, matrices: Sequence[Tensor]) -> tuple[Any, ...]:
     """Lists are made anew for every call, so they are found by what they hold."""
-    return (ops.name, *map(_sizes, matrices))
+    return (ops.name, *map(_size, matrices))
+
+
+def _list_picker(ops: Ops, tensors: ListTensors) -> Callable[[Operands], Operands]:
+    return lambda given: tensors(given[0] or (), ops.gather(*given[_WORDS:]))
 
 
 def _list_others(given: Operands) -> Operands:
@@ -381,45 +477,6 @@ def _list_others(given: Operands) -> Operands:
         else:
             found.append(Tensor if kind in PLAIN else value)
     return tuple(found)
-
-
-def _shortcut(ops: Ops, arguments: Operands, out: Any, out_dtype: torch.dtype | None, backend: str | None) -> Any:
-    """Run a call without torch's dispatcher and remember it, or answer ANEW if it is watched, has subclasses of Tensor,
-    or gradients. The dispatcher costs two microseconds, and with none of these it changes nothing."""
-    if watched():
-        return ANEW
-    operation = ops.operation
-    given = (out, out_dtype, backend, *arguments)
-    _check_words(ops, out, out_dtype, backend)
-    pick: Callable[[Operands], Operands]
-    rest: Callable[[Operands], Operands]
-    of_lists = operation.tensors
-    if of_lists is not None:
-        pick = lambda given: of_lists(given[0] or (), ops.gather(*given[3:]))  # noqa: E731
-        rest = _list_others
-    else:
-        tensors = [i for i, one in enumerate(given) if type(one) in PLAIN]
-        others = [i for i in range(len(given)) if i not in tensors]
-        if any(i > 2 and given[i] is not None and type(given[i]) not in (float, int) for i in others):
-            return ANEW
-        pick, rest = itemgetter(*tensors), itemgetter(*others)
-    picked = pick(given)
-    if not PLAIN.issuperset(map(type, picked)):
-        return ANEW
-    gradients = any(one.requires_grad for one in picked)
-    if gradients and torch.is_grad_enabled():
-        return ANEW
-    operands = ops.gather(*arguments)
-    # An out says its type itself.
-    found = call_for(operation, operands, out, out_dtype if out is None else None, backend)
-    result = _launch(operation, found, operands, out)
-    if _TensorGuards is not None:
-        same = _TensorGuards(*picked, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-        recent = Recent(found, pick, same, rest, rest(given), current(), gradients)
-        first = arguments[0]
-        place = _list_place(ops, first) if of_lists else (ops.name, id(arguments[1]), first.size(-2))
-        calls.remember(place, recent, len(picked))
-    return result
 
 
 def _check_words(ops: Ops, out: Any, out_dtype: Any, backend: Any) -> None:

@@ -18,6 +18,7 @@ from omnigemm.backends.blas.caller import Caller
 from omnigemm.backends.blas.matrices import Matrices
 from omnigemm.core.dtypes import name_of
 from omnigemm.core.problem import describe
+from omnigemm.ops import _run
 from omnigemm.ops._run import calls
 
 
@@ -331,3 +332,80 @@ def test_a_gpu_that_is_not_there(standin: Any, monkeypatch: pytest.MonkeyPatch) 
     problem = describe("gemm", m=1, n=1, k=1)
     assert backend.supports(problem, torch.device("cuda:1"))
     assert "there is no cuda:2: torch finds 2 GPUs" in backend.supports(problem, torch.device("cuda:2")).reason
+
+
+@pytest.mark.usefixtures("_registered")
+@pytest.mark.parametrize(("kind", "by_tensors"), [("out", 1), ("fresh", 1), ("in place", 1), ("other C", 4)])
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_a_warm_call_hands_over_addresses(
+    monkeypatch: pytest.MonkeyPatch, kind: str, by_tensors: int, batch: tuple[int, ...]
+) -> None:
+    """The same products as of tensors, each time from other addresses. A C that must be copied takes tensors."""
+    written: list[int] = []
+    write = _run._write
+
+    def look(*call: Any) -> Any:
+        written.append(1)
+        return write(*call)
+
+    monkeypatch.setattr(_run, "_write", look)
+    b = torch.randn(*batch, 6, 5)
+    for _ in range(4):
+        a, c, out = torch.randn(*batch, 4, 6), torch.randn(*batch, 4, 5), torch.full((*batch, 4, 5), float("nan"))
+        if kind == "out":
+            got, want = omnigemm.gemm(a, b, alpha=2.0, out=out), exact(a, b, alpha=2.0)
+            assert got is out
+        elif kind == "fresh":
+            got, want = omnigemm.gemm(a, b), exact(a, b)
+        else:
+            want = exact(a, b, c, 2.0, 0.5)
+            got = omnigemm.gemm(a, b, c, alpha=2.0, beta=0.5, out=c if kind == "in place" else out)
+        torch.testing.assert_close(got, want.float())
+    assert len(written) == by_tensors
+
+
+@pytest.mark.usefixtures("_registered")
+def test_a_warm_call_refuses_what_a_cold_one_does(standin: Any) -> None:
+    room, b = torch.randn(8, 6), torch.randn(6, 6)
+    a, out = room[:4], room[4:]
+    for _ in range(2):
+        omnigemm.gemm(a, b, out=out)
+    before = room.clone()
+    with pytest.raises(omnigemm.LayoutError, match="shares memory with a"):
+        omnigemm.gemm(a, b, out=room[2:6])
+    assert torch.equal(room, before)
+    standin.fail("cublasGemmEx", 13)
+    with pytest.raises(omnigemm.DeviceError, match=r"NVIDIA cuBLAS: cublasGemmEx answers EXECUTION_FAILED \(13\)"):
+        omnigemm.gemm(a, b, out=out)
+    omnigemm.gemm(a, b, out=out)
+    assert torch.equal(out, exact(a, b).float())
+
+
+def test_addresses_on_another_device_are_left_to_tensors(standin: Any) -> None:
+    where = [1]
+    backend = opened(standin, NVIDIA, Caller(lambda: where[0], lambda index: 0x50, lambda: False))
+    a, b, out = torch.ones(2, 2), torch.ones(2, 2), torch.full((2, 2), 5.0)
+    at = kernel(backend).product.bind_addresses(out, a, b, None, 1.0, 0.0)
+    assert at is not None
+    addresses = [one.data_ptr() for one in (out, a, b)]
+    assert not at(1.0, 0.0, *addresses)
+    assert standin.log() == []
+    where[0] = 0
+    assert at(1.0, 0.0, *addresses)
+    assert bool((out == 2.0).all())
+
+
+def test_what_the_library_cannot_do_in_place_has_no_launch_by_addresses(standin: Any) -> None:
+    bind = kernel(opened(standin)).product.bind_addresses
+    a, b, out = torch.ones(4, 6), torch.ones(6, 5), torch.ones(4, 5)
+    for wrong in (
+        (laid_out(out, "scattered"), a, b),
+        (out, laid_out(a, "scattered"), b),
+        (out, a, laid_out(b, "scattered")),
+        (out, a[:, :0], b[:0]),
+        (out[:0], a[:0], b),
+    ):
+        assert bind(*wrong, None, 1.0, 0.0) is None
+    native = dataclasses.replace(NVIDIA, native_bf16=False)
+    bind = kernel(opened(standin, native)).product.bind_addresses
+    assert bind(out.bfloat16(), a.bfloat16(), b.bfloat16(), None, 1.0, 0.0) is None

@@ -211,7 +211,32 @@ def test_no_rows_and_wrong_rows() -> None:
         omnigemm.grouped_gemm_contiguous(a, b, torch.tensor([1, 5], dtype=torch.int32))
 
 
-@pytest.mark.parametrize(("op", "name"), [("grouped_gemm_contiguous", "ends"), ("grouped_gemm_masked", "counts")])
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
+def test_rows_along_k(dtype: torch.dtype) -> None:
+    a, b, ends = torch.randn(12, 6).to(dtype), torch.randn(12, 8).to(dtype), [3, 3, 8, 10]
+    index = torch.tensor(ends, dtype=torch.int32)
+    for kind in (torch.float32, dtype):
+        c = torch.randn(4, 6, 8).to(kind)
+        out = torch.full((4, 6, 8), float("nan"), dtype=kind)
+        in_place = c.clone()
+        omnigemm.grouped_gemm_k_contiguous(a, b, index, out=out)
+        added = omnigemm.grouped_gemm_k_contiguous(a, b, index, c)
+        omnigemm.grouped_gemm_k_contiguous(a, b, index, in_place, out=in_place)
+        for group, end in enumerate(ends):
+            rows = slice(ends[group - 1] if group else 0, end)
+            want = exact(a[rows].t(), b[rows])
+            torch.testing.assert_close(out[group].double(), want.double(), rtol=0.01, atol=0.02)
+            torch.testing.assert_close(added[group].double(), want + c[group].double(), rtol=0.01, atol=0.02)
+        assert torch.equal(in_place, added)
+    with pytest.raises(omnigemm.ShapeError, match=r"ends\[1\] is 13, expected 1 <= ends\[1\] <= T = 12"):
+        omnigemm.grouped_gemm_k_contiguous(a, b, torch.tensor([1, 13], dtype=torch.int32))
+
+
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [("grouped_gemm_contiguous", "ends"), ("grouped_gemm_masked", "counts"), ("grouped_gemm_k_contiguous", "ends")],
+)
 def test_rows_are_not_captured(standin: Any, op: str, name: str) -> None:
     captures = [True]
     found = kernel(opened(standin, by=caller(capturing=lambda: captures[0])))

@@ -169,6 +169,7 @@ CONFIG_CHANGES: dict[str, Any] = {
     "depth": 2,
     "band": 4,
     "out_buffers": 2,
+    "out_parts": 2,
     "blocks_per_sm": 2,
 }
 VARIANT_CHANGES: dict[str, Any] = {
@@ -198,7 +199,7 @@ def test_whatever_differs_makes_another_source() -> None:
         assert named in text
         return text.replace(named, "")  # the name is for people and does not make kernels differ
 
-    base = Config(False, 1, 1, 32, 4)
+    base = Config(False, 1, 1, 128, 3)
     assert set(CONFIG_CHANGES) == {field.name for field in dataclasses.fields(Config)}
     assert set(VARIANT_CHANGES) == {field.name for field in dataclasses.fields(Variant)}
     for field, value in CONFIG_CHANGES.items():
@@ -328,6 +329,10 @@ LISTS = [
     (Config(False, 2, 2, 128, 3, left_share=2, out_buffers=2), variant(NO_SCALES, "fp32", c=True, **_BF16, **_LIST)),
     (Config(False, 1, 1, 256, 4), variant(NO_SCALES, "fp16", **_BF16, **_LIST)),
     (Config(False, 1, 1, 64, 5, blocks_per_sm=2), variant(NO_SCALES, c=True, **_FP16, **_TURNED, **_LIST)),
+    (Config(False, 2, 1, 128, 5, right_share=2), variant(ROWS, c=True, **_LIST)),
+    (Config(False, 2, 1, 128, 6), variant(ROWS, "fp32", c=True, a_dtype="e5m2", **_LIST)),
+    (Config(False, 1, 1, 128, 6, blocks_per_sm=1), variant(ROWS, "fp16", **_LIST)),
+    (Config(False, 1, 1, 64, 5, blocks_per_sm=2), variant(ROWS, "fp32", **_LIST)),
 ]
 COMPILED = [*SWAPS, *BY_ROW, *MEASURED, *INTEGERS, *SIXTEEN, *GROUPS, *LISTS]
 

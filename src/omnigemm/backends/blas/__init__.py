@@ -28,7 +28,7 @@ from .vendors import VENDORS, Vendor
 
 VARIABLE = "OMNIGEMM_BLAS_LIBRARY"
 _FLOATS = ("fp16", "bf16", "fp32")
-_ROWS = ("grouped_gemm_contiguous", "grouped_gemm_masked")
+_ROWS = ("grouped_gemm_contiguous", "grouped_gemm_masked", "grouped_gemm_k_contiguous")
 _OPS = ("gemm", "grouped_gemm", *_ROWS)
 # Our own gemm is taken where it is ahead by more than the times of one run differ from the next one's.
 _DOUBT = 0.97
@@ -73,6 +73,8 @@ class BlasKernel:
         parts: dict[str, Any] = {"workspace_bytes": self._workspace(problem), "uses_torch": False}
         if problem.op in _ROWS:
             return Plan(problem, device, "blas", self.name, self.groups.rows(problem.op), **parts)
+        if problem.op == "gemm":
+            parts["bind_addresses"] = self.product.bind_addresses
         run = self.product if problem.op == "gemm" else self.groups
         return Plan(problem, device, "blas", self.name, run, bind=run.bind, **parts)
 

@@ -30,7 +30,9 @@ def list_seconds(problem: Problem, at_once: bool) -> float:
 def seconds(problem: Problem, calls: int = 1) -> float:
     """For the whole problem, in so many calls of the library."""
     copies = max(1, problem.batch, problem.groups)
-    shapes = problem.shapes or ((problem.m, problem.n, problem.k),) * copies
+    # Of groups along K, K is that of all of them.
+    each_k = -(-problem.k // copies) if problem.op == "grouped_gemm_k_contiguous" else problem.k
+    shapes = problem.shapes or ((problem.m, problem.n, each_k),) * copies
     size, out = _SIZES.get(problem.a_dtype, 2), _SIZES.get(problem.out_dtype, 2)
     weights = sum(size * k * n for _, n, k in shapes)
     rows = shapes[:1] if problem.op == "grouped_gemm_contiguous" else shapes  # there, M is that of all groups

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...core.plan import Launch
+from ...core.plan import AddressLaunch, Launch
 from .caller import Caller, may_reduce_in_16_bits, tf32_allowed
 from .library import Library
 from .matrices import Matrices, readable
@@ -70,17 +71,34 @@ class Gemm:
             return _nothing
         if a.size(-1) == 0:
             return _scaled_c
-        if a.dtype == torch.bfloat16 and not self.library.vendor.native_bf16:
+        if self._wants_fp32(a):
             return self._through_fp32
-        forms = Matrices.of(out), Matrices.of(a), Matrices.of(b)
-        if forms[0] is None or forms[1] is None or forms[2] is None:
+        at = self.bind_addresses(out, a, b, c, alpha, beta)
+        if at is None:
             return self._with_copies
-        return self._direct(forms[0], forms[1], forms[2], out, a, b, c if beta != 0.0 else None)
+        index, adds, current_device = out.device.index or 0, c is not None and beta != 0.0, self.caller.device
 
-    def _direct(
-        self, d: Matrices, left: Matrices, right: Matrices, out: Tensor, a: Tensor, b: Tensor, c: Tensor | None
-    ) -> Launch:
-        """Everything but the addresses and the factors is worked out here, once."""
+        def run(out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, alpha: float, beta: float) -> None:
+            if current_device() != index:
+                with torch.cuda.device(index):
+                    return run(out, a, b, c, alpha, beta)
+            before: Callable[[], None] = _nothing
+            # A C that begins where `out` does is `out`: any other overlap was refused.
+            if adds and c is not None and c.data_ptr() != out.data_ptr():
+                before = partial(_copy, out, c)
+            at(alpha, beta, out.data_ptr(), a.data_ptr(), b.data_ptr(), before=before)
+            return None
+
+        return run
+
+    def bind_addresses(
+        self, out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, alpha: float, beta: float
+    ) -> AddressLaunch | None:
+        """The launch for matrices that lie like these, if the library reads and writes all of them in their place.
+        Everything but the addresses and the factors is worked out here, once."""
+        d, left, right = Matrices.of(out), Matrices.of(a), Matrices.of(b)
+        if d is None or left is None or right is None or self._wants_fp32(a) or 0 in (out.numel(), a.size(-1)):
+            return None
         rows, columns = out.shape[-2:]
         swap, dtype, index = d.rowwise, a.dtype, out.device.index or 0
         first, second = (right, left) if swap else (left, right)
@@ -97,38 +115,41 @@ class Gemm:
 
         first_layout, second_layout, out_layout = layout(dtype, first), layout(dtype, second), layout(out.dtype, d)
         count = () if single else (_int(batch),)
-        adds = c is not None
+        adds = c is not None and beta != 0.0
         function, pool = self.library.function(name), self.pool(out.device)
         current_device, take, give = self.caller.device, pool.take, pool.give
         precision = self.precision(dtype)
 
-        def run(out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, alpha: float, beta: float) -> None:
-            if current_device() != index:
-                with torch.cuda.device(index):
-                    return run(out, a, b, c, alpha, beta)
+        def at(
+            alpha: float, beta: float, to: int, a: int, b: int, c: int = 0, before: Callable[[], None] | None = None
+        ) -> bool:
+            """`before` is done first, if there is a handle. Without it, a C must be `out` already."""
+            if before is None and (current_device() != index or (adds and c != to)):
+                return False
             x, y = (b, a) if swap else (a, b)
             compute, mode = precision()
             handle = take()  # before anything is written: there may be none
             try:
-                # A C that begins where `out` does is `out`: any other overlap was refused.
-                if adds and c is not None and c.data_ptr() != out.data_ptr():
-                    with torch._C._AutoDispatchBelowAutograd():
-                        out.copy_(c.expand_as(out))
+                if before is not None:
+                    before()
                 if handle.math_mode != mode:
                     handle.set_math_mode(mode)
                 status = function(
                     handle.parameter, *head,
-                    number(alpha), address(x.data_ptr()), *first_layout, address(y.data_ptr()), *second_layout,
-                    number(beta), address(out.data_ptr()), *out_layout,
+                    number(alpha), address(x), *first_layout, address(y), *second_layout,
+                    number(beta), address(to), *out_layout,
                     *count, compute, _ALGORITHM,
                 )  # fmt: skip
             finally:
                 give(handle)
             if status:
                 raise self.library.failure(name, status)
-            return None
+            return True
 
-        return run
+        return at
+
+    def _wants_fp32(self, a: Tensor) -> bool:
+        return a.dtype == torch.bfloat16 and not self.library.vendor.native_bf16
 
     def _with_copies(self, out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, alpha: float, beta: float) -> None:
         """Copy what the library cannot read or write in its place."""
@@ -150,7 +171,12 @@ class Gemm:
 
 
 def _nothing(*_: Any) -> None:
-    """A result without elements."""
+    """For a result without elements, or with nothing to copy."""
+
+
+def _copy(out: Tensor, c: Tensor) -> None:
+    with torch._C._AutoDispatchBelowAutograd():
+        out.copy_(c.expand_as(out))
 
 
 def _scaled_c(out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, alpha: float, beta: float) -> None:

@@ -13,6 +13,7 @@ from ...core.dtypes import name_of
 from ...core.errors import DeviceError
 from ...core.groups import Factors, read_factors
 from ...core.plan import Launch
+from ..cpu import k_groups
 from ..cpu.grouped import contiguous_rows, masked_rows
 from .gemm import TYPES, Gemm, address
 from .matrices import Matrices
@@ -149,16 +150,18 @@ class Grouped:
         return run
 
     def rows(self, op: str) -> Launch:
-        """`grouped_gemm_contiguous` or `grouped_gemm_masked`: the host must know the rows, so it waits for them."""
+        """Groups that are rows of one tensor: the host must know which rows, so it waits for them."""
         masked = op == "grouped_gemm_masked"
 
-        def launch(out: Tensor, a: Tensor, b: Tensor, index: Tensor, *_: None) -> None:
+        def launch(out: Tensor, a: Tensor, b: Tensor, index: Tensor, *rest: Any) -> None:
             if self._product.caller.capturing():
                 raise DeviceError(
                     f"{op}: {'counts' if masked else 'ends'} is on the device and must be read by the host, which a "
                     f"CUDA graph cannot capture; call {op} outside of the capture"
                 )
             with torch._C._AutoDispatchBelowAutograd():
+                if op == k_groups.OP:
+                    return self._along_k(out, a, b, index, rest[0])
                 if masked:
                     parts = [(group, out[group, rows], a[group, rows]) for group, rows in masked_rows(index, a.size(1))]
                 else:
@@ -167,5 +170,14 @@ class Grouped:
                     groups, outs, lefts = zip(*parts, strict=True)
                     count = len(groups)
                     self(outs, lefts, [b[group].t() for group in groups], None, [1.0] * count, [0.0] * count)
+            return None
 
         return launch
+
+    def _along_k(self, out: Tensor, a: Tensor, b: Tensor, ends: Tensor, c: Tensor | None) -> None:
+        groups = k_groups.all_rows(k_groups.OP, ends, a.size(0))
+        count, beta = len(groups), 0.0 if c is None else 1.0
+        if count and out.numel():
+            added = None if c is None else c.unbind(0)
+            lefts, rights = [a[rows].t() for rows in groups], [b[rows] for rows in groups]
+            self(out.unbind(0), lefts, rights, added, [1.0] * count, [beta] * count)

@@ -6,7 +6,7 @@ Each dense kernel becomes a kernel of the same name for the grouped operations, 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor
 
@@ -16,6 +16,7 @@ from ...core.groups import one_by_one
 from ...core.plan import Launch
 from ...core.problem import Problem
 from ...core.weights import Int4Parts
+from . import k_groups
 from .kernel import CpuKernel
 from .prepared import store
 
@@ -28,11 +29,13 @@ def dense_op(problem: Problem) -> str:
 
 
 def dense_problem(problem: Problem) -> Problem:
-    """One group with its fair share of the rows."""
-    rows = problem.m
+    """One group with its fair share of the rows, or of K."""
+    rows, k = problem.m, problem.k
     if problem.op == "grouped_gemm_contiguous":
-        rows = -(-problem.m // max(1, problem.groups))
-    return dataclasses.replace(problem, op=dense_op(problem), m=rows, groups=0, shapes=())
+        rows = -(-rows // max(1, problem.groups))
+    if problem.op == k_groups.OP:
+        k = -(-k // max(1, problem.groups))
+    return dataclasses.replace(problem, op=dense_op(problem), m=rows, k=k, groups=0, shapes=())
 
 
 # ------------------------------------------------------------------------------- each group its own everything
@@ -84,16 +87,8 @@ def _one_group(
 
 def contiguous_rows(ends: Tensor, total: int) -> Iterator[tuple[int, slice]]:
     """The non-empty groups and their rows, after a check of the whole list."""
-    last = 0
-    bounds = []
-    for group, end in enumerate(ends.tolist()):
-        if end < last or end > total:
-            raise ShapeError(
-                f"grouped_gemm_contiguous: ends[{group}] is {end}, expected {last} <= ends[{group}] <= T = {total}"
-            )
-        bounds.append((group, slice(last, end)))
-        last = end
-    return iter([(group, rows) for group, rows in bounds if rows.stop > rows.start])
+    found = enumerate(k_groups.all_rows("grouped_gemm_contiguous", ends, total))
+    return iter([(group, rows) for group, rows in found if rows.stop > rows.start])
 
 
 def masked_rows(counts: Tensor, capacity: int) -> Iterator[tuple[int, slice]]:
@@ -146,10 +141,11 @@ def _bind_masked(kernel: CpuKernel, problem: Problem) -> Launch:
     return launch
 
 
-_BINDERS = {
+_BINDERS: dict[str, Callable[[CpuKernel, Problem], Launch]] = {
     "grouped_gemm": _bind_list,
     "grouped_gemm_contiguous": _bind_contiguous,
     "grouped_gemm_masked": _bind_masked,
+    k_groups.OP: lambda kernel, problem: k_groups.bind(kernel.bind(dense_problem(problem))),
 }
 
 

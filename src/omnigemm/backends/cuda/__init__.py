@@ -10,7 +10,7 @@ import torch
 
 from ...core.dispatch import Candidate, Explanation, Kernel, Support
 from ...core.problem import Problem
-from . import dense, gpu, groups, jit, lists
+from . import dense, gpu, groups, jit, k_groups, lists
 from .gpu import Gpu
 
 _OPS = ("fp8_gemm", "int8_gemm", "gemm")
@@ -42,7 +42,7 @@ class CudaBackend:
 
     def supports_on(self, problem: Problem, which: Gpu) -> Support:
         """The same for a GPU that need not be here."""
-        known = (*_OPS, *groups.OPS, lists.OP)
+        known = (*_OPS, *groups.OPS, lists.OP, k_groups.OP)
         if problem.op not in known:
             return Support(False, f"this backend has kernels for {', '.join(known)} so far")
         if problem.a_dtype == "fp32":
@@ -55,6 +55,8 @@ class CudaBackend:
         if problem.op in groups.OPS and not (answer := groups.supports(problem)):
             return answer
         if problem.op == lists.OP and not (answer := lists.supports(problem)):
+            return answer
+        if problem.op == k_groups.OP and not (answer := k_groups.supports(problem)):
             return answer
         return Support(True, f"wgmma kernels for {which}")
 
@@ -76,7 +78,8 @@ def kernels_on(problem: Problem, which: Gpu) -> Sequence[Kernel]:
 
 def _family(problem: Problem) -> Any:
     """The module whose kernels the operation has."""
-    return groups if problem.op in groups.OPS else lists if problem.op == lists.OP else dense
+    families = {**dict.fromkeys(groups.OPS, groups), lists.OP: lists, k_groups.OP: k_groups}
+    return families.get(problem.op, dense)
 
 
 def explain_on(problem: Problem, which: Gpu) -> Explanation:

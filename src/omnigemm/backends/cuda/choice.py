@@ -14,17 +14,17 @@ from .sm90 import BLOCK_K, SHARED_BYTES, SHARED_PER_SM, Config, Variant
 
 RUNNERS_UP = 3  # that explain shows besides the choice
 _EARLY_ROWS = 32
-_TOKENS = (8, 16, 32, 64, 128)  # widths of the right operand when operands are swapped
+_SWAP_ROWS = 256  # up to which all rows of A can be the columns of one block
 _COLUMNS = (32, 48, 64, 80, 96, 112, 128, 144, 160, 192, 256)
 _MORE_COLUMNS = (176, 208, 224)  # that have the registers for it if there are no products besides the sums
-# How many blocks of K a warpgroup multiplies at a time for that many tokens, and how many such blocks a multiprocessor
-# takes: what the registers allow.
+# How many blocks of K a warpgroup multiplies at a time for up to so many tokens, and how many such blocks a
+# multiprocessor takes: what the registers allow.
 _SWAP_DEPTHS = {
-    8: ((4, 1), (4, 2), (4, 3)),
     16: ((4, 1), (4, 2), (4, 3)),
     32: ((4, 1), (4, 2), (2, 3)),
     64: ((4, 1), (2, 2), (1, 3)),
-    128: ((2, 1),),
+    96: ((4, 1), (2, 1), (1, 2)),
+    _SWAP_ROWS: ((2, 1), (1, 1)),
 }
 
 
@@ -97,31 +97,41 @@ def _legal(variant: Variant, m: int) -> Iterator[Config]:
                 break
 
 
+def token_width(m: int, share: int = 1) -> int:
+    """Columns of each of `share` blocks that have M tokens between them: 8, 16, 24, or a multiple of 16."""
+    each = _whole(m, share)
+    return 8 * _whole(each, 8) if each <= 24 else 16 * _whole(each, 16)
+
+
 def _swapped(variant: Variant, m: int) -> Iterator[Config]:
-    if m > 2 * _TOKENS[-1]:
+    if m > _SWAP_ROWS:
         return
-    tokens = next((width for width in _TOKENS if width >= m), _TOKENS[-1])
+    tokens = token_width(m)
     # Blocks that share tokens wait for one another: worth it only where they then run for long.
     long = variant.k_blocks >= 64
     for split in range(1, min(8, _whole(variant.k_blocks, 4)) + 1):
         # All tokens in one block, or dealt out to blocks that share the weights.
         for share in (1, 2, 4):
-            cols = tokens // share
+            cols = token_width(m, share)
             if share * split > 8 or (share > 1 and cols < 32):
                 continue
-            for depth, blocks_per_sm in _SWAP_DEPTHS[cols]:
+            for depth, blocks_per_sm in _depths(cols):
                 yield Config(
                     True, 1, 1, cols, 0, left_share=share, split=split, depth=depth, blocks_per_sm=blocks_per_sm
                 )
         for share in (1, 2, 4):
-            if share * split > 8 or tokens // share % 8 or not (long or (share == 1 and tokens > 32)):
+            if share * split > 8 or tokens // share % 8 or not (long or tokens > 128 or (share == 1 and tokens > 32)):
                 continue
             if share > 1:
-                for depth, blocks_per_sm in _SWAP_DEPTHS[tokens]:
+                for depth, blocks_per_sm in _depths(tokens):
                     yield Config(
                         True, 1, 1, tokens, 0, right_share=share, split=split, depth=depth, blocks_per_sm=blocks_per_sm
                     )
-            yield Config(True, 2, 1, tokens, 0, right_share=share, split=split, depth=1 if tokens == 128 else 4)
+            yield Config(True, 2, 1, tokens, 0, right_share=share, split=split, depth=1 if tokens > 64 else 4)
+
+
+def _depths(cols: int) -> tuple[tuple[int, int], ...]:
+    return next(depths for most, depths in _SWAP_DEPTHS.items() if cols <= most)
 
 
 def _by_rows(variant: Variant, m: int) -> Iterator[Config]:

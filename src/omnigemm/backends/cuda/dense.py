@@ -64,7 +64,10 @@ def spec(config: sm90.Config, variant: sm90.Variant) -> KernelSpec:
 
 def loaded(problem: Problem, config: sm90.Config, variant: sm90.Variant, index: int, shared_bytes: int) -> Loaded:
     """The kernel, compiled if need be, on that GPU."""
-    wanted = spec(config, variant)
+    return loaded_spec(problem, spec(config, variant), index, shared_bytes)
+
+
+def loaded_spec(problem: Problem, wanted: KernelSpec, index: int, shared_bytes: int) -> Loaded:
     if torch.cuda.is_current_stream_capturing() and not is_loaded(wanted, index, shared_bytes):
         raise DeviceError(
             f"{problem.op}: the kernel for {problem} is not compiled yet, and a CUDA graph is being captured; call "
@@ -133,44 +136,54 @@ class Launch:
         b_sums: Tensor | None = None,
     ) -> core_plan.Launch:
         """The launch for tensors with these strides, which it does not look at again; b_sums if there is an a_zero."""
+        at = self.bind_addresses(out, a, b, a_scale, b_scale, bias, a_zero, b_sums)
+        if at is None:
+            return self._with_copies
+        index, current_device = self._index, torch._C._cuda_getDevice
+
+        def run(out: Tensor, *operands: Tensor | None) -> None:
+            if current_device() != index:
+                with torch.cuda.device(index):
+                    return run(out, *operands)
+            if not at(*(one.data_ptr() for one in (out, *operands) if one is not None)):
+                self._with_copies(out, *operands)
+            return None
+
+        return run
+
+    def bind_addresses(
+        self,
+        out: Tensor,
+        a: Tensor,
+        b: Tensor,
+        a_scale: Tensor,
+        b_scale: Tensor,
+        bias: Tensor | None,
+        a_zero: Tensor | None = None,
+        b_sums: Tensor | None = None,
+    ) -> core_plan.AddressLaunch | None:
+        """The same for addresses that are multiples of 16 bytes, on the current device; None if some are copied."""
         strides = out.stride(), a.stride(), b.stride(), a_scale.stride(), b_scale.stride()
         if strides not in self._launchers:
             self._launchers[strides] = self._prepare(out, a, b, a_scale, b_scale)
         launcher = self._launchers[strides]
         if launcher is None or not all(one is None or one.is_contiguous() for one in (bias, a_zero)):
-            return self._with_copies
-        index, swap, out_stride, m = self._index, self._config.swap, out.stride(0), self._m
-        early = int(self._early)
+            return None
+        index, swap, current_device = self._index, self._config.swap, torch._C._cuda_getDevice
         kind = 0 if bias is None else sm90.TYPES[name_of(bias.dtype)]
-        current_device = torch._C._cuda_getDevice
+        fixed = out.stride(0), self._m, kind, int(self._early), int(a_zero is not None and a_zero.numel() > 1)
+        no_bias: tuple[int, ...] = () if bias is not None else (0,)
+        no_zeros: tuple[int, ...] = () if a_zero is not None else (0, 0)
 
-        zero_step = int(a_zero is not None and a_zero.numel() > 1)
+        def at(to: int, a: int, b: int, a_scale: int, b_scale: int, *others: int) -> bool:
+            if (to | a | b | a_scale | b_scale) % ALIGN or current_device() != index:
+                return False
+            bias, a_zero, b_sums = (*no_bias, *others, *no_zeros)
+            values = (a_scale, b_scale, bias, to, *fixed, a_zero, b_sums)
+            launcher.launch(raw_stream(index), (b, a, to) if swap else (a, b, to), values)
+            return True
 
-        def run(
-            out: Tensor,
-            a: Tensor,
-            b: Tensor,
-            a_scale: Tensor,
-            b_scale: Tensor,
-            bias: Tensor | None,
-            a_zero: Tensor | None = None,
-            b_sums: Tensor | None = None,
-        ) -> None:
-            to, left, right = out.data_ptr(), a.data_ptr(), b.data_ptr()
-            scales = a_scale.data_ptr(), b_scale.data_ptr()
-            if (to | left | right | scales[0] | scales[1]) % ALIGN:
-                return self._with_copies(out, a, b, a_scale, b_scale, bias, a_zero, b_sums)
-            if current_device() != index:
-                with torch.cuda.device(index):
-                    return run(out, a, b, a_scale, b_scale, bias, a_zero, b_sums)
-            addresses = (right, left, to) if swap else (left, right, to)
-            bias_at = 0 if bias is None else bias.data_ptr()
-            zeros = (0, 0, 0)
-            if a_zero is not None and b_sums is not None:
-                zeros = zero_step, a_zero.data_ptr(), b_sums.data_ptr()
-            return launcher(raw_stream(index), addresses, *scales, bias_at, to, out_stride, m, kind, early, *zeros)
-
-        return run
+        return at
 
     def _prepare(self, out: Tensor, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor) -> Launcher | None:
         """The launch for matrices that lie like these; None if some must be copied first."""
@@ -266,6 +279,13 @@ class Int8:
 
         return run
 
+    def bind_addresses(self, out: Tensor, *operands: Any) -> core_plan.AddressLaunch | None:
+        """Without zero points, for which row sums would have to be made, the addresses are those of the product."""
+        if out.dim() == 3 or self._row_sums is not None:
+            return None
+        a, b, a_scale, b_scale, _, bias = operands
+        return self._launch.bind_addresses(out, a, b, a_scale, b_scale, bias)
+
     def _with_zeros(
         self,
         out: Tensor,
@@ -349,7 +369,8 @@ class Sm90Dense:
             run = Int8(Launch(*how), RowSums(index) if problem.zero_points else None)
         else:
             run = Launch(*how)
-        return Plan(problem, device, "cuda", self.name, run, config, bind=run.bind, uses_torch=False)
+        parts = problem, device, "cuda", self.name, run, config
+        return Plan(*parts, bind=run.bind, bind_addresses=run.bind_addresses, uses_torch=False)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -38,35 +38,48 @@ class Gemm:
         """The launch for tensors that lie like these."""
         if out.dim() == 3:
             return self._each
+        at = self.bind_addresses(out, a, b, c, alpha, beta)
+        if at is None:
+            return self._with_copies
+        index, current_device = self._index, torch._C._cuda_getDevice
+
+        def run(out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, alpha: float, beta: float) -> None:
+            if current_device() != index:
+                with torch.cuda.device(index):
+                    return run(out, a, b, c, alpha, beta)
+            if not at(alpha, beta, *(one.data_ptr() for one in (out, a, b, c) if one is not None)):
+                self._with_copies(out, a, b, c, alpha, beta)
+            return None
+
+        return run
+
+    def bind_addresses(
+        self, out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, alpha: float, beta: float
+    ) -> core_plan.AddressLaunch | None:
+        """The same for addresses that are multiples of 16 bytes, on the current device; None if some are copied."""
+        if out.dim() == 3:
+            return None
         strides = out.stride(), a.stride(), b.stride()
         if strides not in self._launchers:
             self._launchers[strides] = self._prepare(out, a, b)
         launcher = self._launchers[strides]
         if launcher is None:
-            return self._with_copies
-        index, swap, out_stride, m, adds = self._index, self._config.swap, out.stride(0), self._m, self._variant.c
-        early = int(self._early)
-        current_device = torch._C._cuda_getDevice
+            return None
+        index, swap, adds, current_device = self._index, self._config.swap, self._variant.c, torch._C._cuda_getDevice
         of_c = (0, 0, 0)
         if adds and c is not None:
             spread = c.expand(out.shape)  # along dimensions of 1 by a stride of 0
             of_c = spread.stride(0), spread.stride(1), sm90.TYPES[name_of(c.dtype)]
+        fixed = out.stride(0), self._m, 0, int(self._early), *_NO_ZEROS
 
-        def run(out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, alpha: float, beta: float) -> None:
-            to, left, right = out.data_ptr(), a.data_ptr(), b.data_ptr()
-            if (to | left | right) % dense.ALIGN:
-                return self._with_copies(out, a, b, c, alpha, beta)
-            if current_device() != index:
-                with torch.cuda.device(index):
-                    return run(out, a, b, c, alpha, beta)
-            addresses = (right, left, to) if swap else (left, right, to)
-            added = c.data_ptr() if adds and c is not None else 0
-            return launcher(
-                raw_stream(index), addresses, *_NO_SCALES, to, out_stride, m, 0, early, *_NO_ZEROS, alpha, beta, added,
-                *of_c,
-            )  # fmt: skip
+        def at(alpha: float, beta: float, to: int, a: int, b: int, c: int = 0) -> bool:
+            if (to | a | b) % dense.ALIGN or current_device() != index:
+                return False
+            values = (*_NO_SCALES, to, *fixed, alpha, beta, c if adds else 0, *of_c)
+            launcher.launch(raw_stream(index), (b, a, to) if swap else (a, b, to), values)
+            return True
 
-        return run
+        return at
 
     def _prepare(self, out: Tensor, a: Tensor, b: Tensor) -> Launcher | None:
         """The launch for matrices that lie like these; None if some must be copied first."""

@@ -13,7 +13,7 @@ from .sm90 import BLOCK_K, SHARED_BYTES, SHARED_PER_SM, Config, Variant
 
 GROUP_LIMIT = 8192  # lines of the table that every block makes of the groups
 _LINE = 8  # bytes of the table for a group
-_TABLE_STEP = 4096  # kernels for up to 512 groups are the same
+_TABLE_STEP = 1024  # kernels for up to 128 groups are the same
 _SPREAD = (0.7, 0.85, 1.0, 1.15, 1.3)  # groups are not alike
 _TOKENS = (8, 16, 24, 32, 48, 64, 96, 128)  # widths of the right operand when operands are swapped
 _COLUMNS = (96, 112, 128, 144, 160, 192)
@@ -100,8 +100,10 @@ def _by_rows(variant: Variant, sizes: Sizes) -> Iterator[Config]:
             yield Config(False, 1, 1, cols, 0)
             yield Config(False, 1, 1, cols, 0, blocks_per_sm=2)
         else:
-            yield Config(False, 2, 1, cols, 0, band=16)
-            yield Config(False, 2, 1, cols, 0, right_share=2, band=16)
+            # Results of wide tiles in parts leave room for a fourth stage.
+            parts = {"out_buffers": 2, "out_parts": 4} if cols == 256 else {}
+            yield Config(False, 2, 1, cols, 0, band=16, **parts)
+            yield Config(False, 2, 1, cols, 0, right_share=2, band=16, **parts)
     if most > 128:
         yield Config(False, 2, 2, 128, 0, left_share=2, out_buffers=2)
         yield Config(False, 2, 2, 128, 0, out_buffers=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import struct
@@ -64,13 +65,14 @@ class _Slot:
         self.parameters = (ctypes.c_void_p * (len(self.maps) + 1))(*[ctypes.addressof(self.unread)] * len(self.maps))
         self.parameters[len(self.maps)] = ctypes.addressof(self.values)
         self.at = ctypes.addressof(self.parameters)
-        self.configs: dict[int, Any] = {}  # by stream
 
 
 class Launcher:
     """A kernel with its launch shape, its matrices (None: a parameter that the kernel does not read) and the format
     of its plain arguments, which come last, as one structure. `overlap`: it waits by itself for the kernel before it,
     which takes an sm_90."""
+
+    SLOTS = 256  # that are kept, of some two kilobytes each
 
     def __init__(
         self,
@@ -91,7 +93,8 @@ class Launcher:
         self._overlap = overlap
         self.matrices = tuple(matrices)
         self.values = struct.Struct(values)
-        self._free: list[_Slot] = []
+        self._configs: dict[int, Any] = {}  # by stream; the driver only reads them
+        self._free: dict[tuple[int, ...], _Slot] = {}  # by the addresses that their maps point to
 
     def _config(self, stream: int) -> Any:
         driver = self._driver
@@ -117,21 +120,32 @@ class Launcher:
 
     def __call__(self, stream: int, addresses: tuple[int, ...], *values: Any) -> None:
         """Launch on a stream, with an address for each matrix and the plain arguments."""
+        self.launch(stream, addresses, values)
+
+    def launch(self, stream: int, addresses: tuple[int, ...], values: tuple[Any, ...]) -> None:
         # Taken and given back without a lock: no two threads ever have the same one.
-        slot = self._free.pop() if self._free else _Slot(self)
-        if addresses != slot.addresses:
-            for i, address in enumerate(addresses):
-                if address != slot.addresses[i]:
-                    self._point(slot, i, address)
-            slot.addresses = addresses
+        slot = self._free.pop(addresses, None) or self._pointed(addresses)
         self.values.pack_into(slot.values, 0, *values)
-        config = slot.configs.get(stream)
+        config = self._configs.get(stream)
         if config is None:
-            config = slot.configs[stream] = self._config(stream)
+            config = self._configs[stream] = self._config(stream)
         answer = self._driver.cuLaunchKernelEx(config, self._function, slot.at, 0)
-        self._free.append(slot)
+        self._free[addresses] = slot
         if answer[0]:
             checked(answer, "launching a kernel")
+
+    def _pointed(self, addresses: tuple[int, ...]) -> _Slot:
+        """A slot for other addresses: a new one, or, if there are many, the one that was used last."""
+        slot = None
+        if len(self._free) >= self.SLOTS:
+            with contextlib.suppress(KeyError):  # other threads took them all
+                slot = self._free.popitem()[1]
+        slot = slot or _Slot(self)
+        for i, address in enumerate(addresses):
+            if address != slot.addresses[i]:
+                self._point(slot, i, address)
+        slot.addresses = addresses
+        return slot
 
     def _point(self, slot: _Slot, i: int, address: int) -> None:
         matrix = self.matrices[i]

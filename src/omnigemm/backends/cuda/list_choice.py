@@ -13,12 +13,12 @@ from .gpu import Gpu
 from .sm90 import BLOCK_K, SHARED_BYTES, SHARED_PER_SM, Config, Variant
 
 PRODUCT_LIMIT = 700  # of a launch: ends of products that every block holds
-TABLE_BYTES = 4 * PRODUCT_LIMIT  # of shared memory
+TABLE_BYTES = 4 * PRODUCT_LIMIT + 80  # of shared memory: the ends, and the queue of tiles (tile_queue.cuh)
 _START = 6e-6  # two kernels, one after the other
 _FIND_TILE = 500.0  # cycles, to find a tile and fetch its maps
 # Bytes a cycle that a multiprocessor asks for by itself, where rows begin at odd multiples of 16 bytes, as they do in
 # most lists: every line of 128 bytes lies in two cache lines. Set on lists of 10, 50 and 200 products.
-_ASKED = 34.0
+_ASKED = 30.0
 
 Shape = tuple[int, int, int]
 
@@ -39,11 +39,11 @@ def legal(variants: Sequence[Variant]) -> Iterator[Config]:
 
 
 def _worth_a_thought() -> Iterator[Config]:
-    for share in (1, 2):
-        for cols in (128, 192, 256):
-            yield Config(False, 2, 1, cols, 0, right_share=share, band=16 // share)
+    for share in (2, 1):  # of two that the model cannot tell apart the first is taken
         # Results in parts leave room for a fourth stage.
-        yield Config(False, 2, 1, 256, 0, right_share=share, band=16 // share, out_buffers=2, out_parts=4)
+        yield Config(False, 2, 1, 256, 0, right_share=share, band=16, out_buffers=2, out_parts=4)
+        for cols in (128, 192):
+            yield Config(False, 2, 1, cols, 0, right_share=share, band=16)
         yield Config(False, 2, 2, 128, 0, left_share=share, out_buffers=2)
     for cols in (64, 128, 256):
         for blocks_per_sm in (1, 2):
@@ -76,22 +76,26 @@ def seconds(config: Config, variant: Variant, sizes: np.ndarray, gpu: Gpu) -> fl
     """The model: a start, and then whichever takes longest: memory, L2, or the multiprocessors."""
     m, n, k = sizes.T
     out_bytes = 4 if variant.out_dtype == "fp32" else 2
-    memory = float((2 * (m + n) * k + out_bytes * m * n).sum()) / gpu.memory
-    packs, k_blocks = _packs(config, sizes), np.ceil(2 * k / BLOCK_K)
+    size = variant.element_bytes
+    memory = float((size * (m + n) * k + out_bytes * m * n).sum()) / gpu.memory
+    packs, k_blocks = _packs(config, sizes), np.ceil(size * k / BLOCK_K)
     loaded = config.rows / config.left_share + config.cols / config.right_share
     l2 = float((packs * k_blocks).sum()) * config.share * loaded * BLOCK_K / gpu.l2
     # Cycles of a block of K, as in choice.py.
     products = 64 * config.waves * config.cols * BLOCK_K / 4096
     chain = products + choice._CHAIN_ROWS * config.waves
+    sums = config.waves * config.cols / 2
+    if not variant.straight:
+        chain += choice._PROMOTION * sums
     arriving = (config.rows + config.cols) * BLOCK_K
     read = config.math_groups * config.waves * (64 + config.cols) * BLOCK_K
+    busy = choice._BUSY_DENSE if config.waves == 1 else choice._BUSY_STRAIGHT_2
     unit = max(
-        config.math_groups * products / choice._BUSY_DENSE,
+        config.math_groups * products / busy,
         arriving / choice._ARRIVING,
         (arriving + read) / choice._SHARED,
         loaded * BLOCK_K / _ASKED,
     )
-    sums = config.waves * config.cols / 2
     each = k_blocks * max(chain, config.blocks_per_sm * unit) + 2.0 * choice._NEXT_TILE * sums + _FIND_TILE
     places = gpu.multiprocessors // config.cluster * config.blocks_per_sm
     # Long tiles come first, and blocks take turns: at the end they are about half a tile apart.

@@ -32,14 +32,15 @@ from .jit.loader import Loaded, is_loaded, load
 from .launch import Launcher, Matrix, raw_stream
 
 OP = "grouped_gemm"
-MEMORY_BYTES = 456  # of device memory for a product: list_memory.cuh
+MEMORY_BYTES = 464  # of device memory for a product: list_memory.cuh
+_COUNTER_BYTES = 4  # after those of all products
 _MEMORY_STEP = 512  # where the memory of each launch begins
 # Products that one launch of the small kernel takes: within 4 KB of parameters, or (CUDA 12.1) within 32 KB.
 LINES, _SMALL_LINES = (36, 108, 324), 36
 _SIZES = struct.Struct("4i2I2i3q")  # struct Sizes of list_setup.cuh
 _SETUP_WARPS = 4
-_MAIN_VALUES = f"{struct.calcsize(gemm._VALUES)}xPii"  # struct Arguments of gemm.cuh: of a list, only the end is read
-_TILES = 2**30  # that blocks can count
+MAIN_VALUES = f"{struct.calcsize(gemm._VALUES)}xPii"  # struct Arguments of gemm.cuh: of a list, only the end is read
+TILE_LIMIT = 2**30  # that blocks can count
 
 _ARGUMENTS = "6i2Q2i"  # struct Arguments of list_setup.cuh between the memory and the sizes
 _BOUND_LIMIT = 64  # ways in which tensors lie that a plan remembers
@@ -53,8 +54,8 @@ Turned = tuple[bool, bool]  # of A and of B: K does not lie side by side in memo
 
 
 def supports(problem: Problem) -> Support:
-    if sum(-(-m // 64) * -(-n // 64) for m, n, _ in problem.shapes) >= _TILES:
-        return Support(False, f"the results have {_TILES} tiles of 64x64 or more together, expected fewer")
+    if sum(-(-m // 64) * -(-n // 64) for m, n, _ in problem.shapes) >= TILE_LIMIT:
+        return Support(False, f"the results have {TILE_LIMIT} tiles of 64x64 or more together, expected fewer")
     return Support(True, "")
 
 
@@ -71,8 +72,8 @@ def variant_of(problem: Problem, turned: Turned) -> sm90.Variant:
         0,
         problem.a_dtype,
         problem.b_dtype,
-        "none",
-        "none",
+        problem.a_scale,
+        problem.b_scale,
         problem.out_dtype,
         out_by_tma=problem.out_dtype != "fp32",
         a_turned=turned[0],
@@ -176,6 +177,31 @@ class Part:
     launcher: Launcher
 
 
+def memory_bytes(products: int) -> int:
+    """Device memory of one launch, up to where that of the next may begin."""
+    return -(-(products * MEMORY_BYTES + _COUNTER_BYTES) // _MEMORY_STEP) * _MEMORY_STEP
+
+
+def main_shape(config: sm90.Config) -> dict[str, Any]:
+    """Of the launch that multiplies, what the config alone says."""
+    matrices = (None, None, None)  # each product has its own, in device memory
+    return {"threads": config.threads, "cluster": config.cluster, "matrices": matrices}
+
+
+def main_grid(config: sm90.Config, tiles: int, multiprocessors: int) -> int:
+    """Persistent blocks, or as many as there are tiles."""
+    return min(tiles, multiprocessors // config.cluster * config.blocks_per_sm) * config.cluster
+
+
+def like_matrices(config: sm90.Config, turned: Turned, by_tma: bool, element_bytes: int = 2) -> list[Matrix | None]:
+    """Matrices with the right boxes, whose maps the small kernel copies and points elsewhere."""
+    sides = config.rows // config.left_share, config.cols // config.right_share
+    block = sm90.BLOCK_K // element_bytes
+    boxes = [(sm90.SLAB, sm90.SLAB) if way else (block, rows) for way, rows in zip(turned, sides, strict=True)]
+    store = Matrix(64, 64, 2, 128, (config.slab, 64)) if by_tma else None
+    return [*(Matrix(128 // element_bytes, 64, element_bytes, 128, box) for box in boxes), store]
+
+
 class Lists:
     """Runs lists of the problem's shapes with one config. Strides and addresses may differ from call to call."""
 
@@ -265,7 +291,7 @@ class Lists:
             for first in range(0, len(members), list_choice.PRODUCT_LIMIT):
                 order = members[first : first + list_choice.PRODUCT_LIMIT]
                 parts.append(self._part(turned, order, start, forms, out, a, c))
-                start += -(-len(order) * MEMORY_BYTES // _MEMORY_STEP) * _MEMORY_STEP
+                start += memory_bytes(len(order))
         return self._run(parts, start, len(out), any(one is not None for one in c))
 
     def _part(
@@ -303,37 +329,22 @@ class Lists:
             sizes = b"".join(lines[first : first + here])
             setups.append(Setup(launcher, arguments, counts, sizes, last, columns))
             first += here
-        blocks = min(tiles, self._multiprocessors // config.cluster * config.blocks_per_sm) * config.cluster
-        launcher = Launcher(
-            main.kernel,
-            grid=blocks,
-            threads=config.threads,
-            shared_bytes=shared_bytes,
-            cluster=config.cluster,
-            matrices=(None, None, None),  # each product has its own, in device memory
-            values=_MAIN_VALUES,
-        )
+        grid = main_grid(config, tiles, self._multiprocessors)
+        launcher = Launcher(main.kernel, grid=grid, shared_bytes=shared_bytes, **main_shape(config), values=MAIN_VALUES)
         return Part(order, start, tiles, setups, launcher)
 
     def _setup_launcher(self, turned: Turned, here: int, room: int, argument_bytes: int) -> Launcher:
-        config = self._config
-        sides = config.rows // config.left_share, config.cols // config.right_share
-        boxes = [
-            (sm90.SLAB, sm90.SLAB) if way else (sm90.BLOCK_K // 2, rows)
-            for way, rows in zip(turned, sides, strict=True)
-        ]
-        like = [Matrix(64, 64, 2, 128, box) for box in boxes]
         return Launcher(
             self._load(setup_spec(room), 0).kernel,
             grid=-(-here // _SETUP_WARPS),
             threads=32 * _SETUP_WARPS,
             shared_bytes=0,
             cluster=1,
-            matrices=(*like, Matrix(64, 64, 2, 128, (config.slab, 64)) if self._by_tma else None),
+            matrices=like_matrices(self._config, turned, self._by_tma),
             values=f"P{argument_bytes}s",
         )
 
-    def _run(self, parts: Sequence[Part], memory_bytes: int, count: int, adds: bool) -> core_plan.Launch:
+    def _run(self, parts: Sequence[Part], total_bytes: int, count: int, adds: bool) -> core_plan.Launch:
         index = self._index
         like, none = (self._somewhere,) * 3, (0,) * 3
         current_device = torch._C._cuda_getDevice
@@ -372,7 +383,7 @@ class Lists:
                 packed = [setup.pack(values) for _, _, setup in setups]
                 latest = values, packed
             # From torch's allocator and for this call alone, so that calls on several streams do not meet.
-            memory = self._empty(memory_bytes) if workspace is None else workspace
+            memory = self._empty(total_bytes) if workspace is None else workspace
             stream, start = raw_stream(index), memory.data_ptr()
             for (at, launcher, _), arguments in zip(setups, packed, strict=True):
                 launcher(stream, like, start + at, arguments)
@@ -476,7 +487,7 @@ class Sm90List:
             self.name,
             run,
             dataclasses.asdict(self.choice.config),
-            workspace_bytes=problem.groups * MEMORY_BYTES + launches * _MEMORY_STEP,
+            workspace_bytes=problem.groups * MEMORY_BYTES + launches * memory_bytes(0),  # or a little less
             bind=run.bind,
             uses_torch=False,
             takes_workspace=True,

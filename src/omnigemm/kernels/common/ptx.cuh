@@ -39,6 +39,11 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u64* barrier, u32 byte
                  : "memory");
 }
 
+__device__ __forceinline__ void mbarrier_arrive_expect_tx_in(u64* barrier, u32 bytes, u32 rank) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cluster.b64 _, [%0], %1;" ::"r"(mapa(barrier, rank)), "r"(bytes)
+                 : "memory");
+}
+
 __device__ __forceinline__ void mbarrier_wait(u64* barrier, u32 parity) {
     asm volatile(
         "{\n"
@@ -102,6 +107,13 @@ __device__ __forceinline__ void st_async_v4(u32 target, float a, float b, float 
         "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(target),
         "f"(a), "f"(b), "f"(c), "f"(d), "r"(barrier)
         : "memory");
+}
+
+// The same for 4 bytes.
+__device__ __forceinline__ void st_async(u32 target, int value, u32 barrier) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.s32 [%0], %1, [%2];" ::"r"(target),
+                 "r"(value), "r"(barrier)
+                 : "memory");
 }
 
 __device__ __forceinline__ void prefetch_tensormap(const TensorMap* map) {

@@ -17,7 +17,7 @@ struct Row {
 };
 
 __device__ __forceinline__ float row_scale(const Arguments& arguments, const Place& tile, int m) {
-#if ELEMENT_BYTES == 2
+#if ELEMENT_BYTES == 2 || LIST
     return tile.alpha(arguments);
 #else
     return FINISH_SCALES ? __ldg(arguments.a_scale + (long long)m * A_STEP) : 1.0f;
@@ -57,9 +57,27 @@ __device__ __forceinline__ float with_c(float value, const Arguments& arguments,
     return value;
 }
 
+// C of an element that may lie outside: nothing is done with it here, so that many may be on their way at a time.
+__device__ __forceinline__ float c_near(const Arguments& arguments, const Place& tile, int m, int n) {
+#if HAS_C
+    if (!tile.adds_c()) return 0.0f;
+    m = min(m, tile.rows(arguments) - 1), n = min(n, tile.columns() - 1);
+    return widened(tile.c(arguments), tile.c_type(arguments), tile.c_at(arguments, m, n));
+#else
+    return 0.0f;
+#endif
+}
+
+__device__ __forceinline__ float plus_c(float value, const Arguments& arguments, const Place& tile, float c) {
+#if HAS_C
+    if (tile.adds_c()) value += tile.beta(arguments) * c;
+#endif
+    return value;
+}
+
 __device__ __forceinline__ float finished(float sum, const Row& row, float col, float bias, int) {
     if constexpr (FINISH_SCALES) sum *= row.scale * col;
-    if constexpr (ELEMENT_BYTES == 2) sum *= row.scale;
+    if constexpr (ELEMENT_BYTES == 2 || LIST) sum *= row.scale;
     if constexpr (HAS_BIAS) sum += bias;
     return sum;
 }

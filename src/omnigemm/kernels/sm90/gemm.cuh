@@ -50,7 +50,7 @@ constexpr int SCALES = LEFT_SCALES + RIGHT_SCALES;
 constexpr int STAGE_SCALES = (SCALES + 3) / 4 * 4;  // they come with the stage they belong to
 constexpr int SCALES_AT_ONCE = 4;                   // blocks of K, that is, of one row: 16 bytes
 static_assert(SCALES_AT_ONCE % DEPTH == 0, "parts of K are whole groups of DEPTH");
-constexpr bool ONE_READ = K_BLOCKS % SCALES_AT_ONCE == 0;  // each row of scales begins at 16 bytes
+constexpr bool ONE_READ = !LIST && K_BLOCKS % SCALES_AT_ONCE == 0;  // each row of scales begins at 16 bytes
 constexpr int SCALE_WARPS = STAGE_SCALES == 0 ? 0 : LOADER_WARPS - 1;
 constexpr int LOADER_REGISTERS = SCALE_WARPS == 0 ? 40 : ONE_READ ? 56 : 72;
 constexpr int MATH_REGISTERS = SCALE_WARPS == 0 ? 232 : ONE_READ ? 224 : 216;
@@ -95,6 +95,9 @@ struct Arguments {
 #if LIST
     char* list;  // what list_memory.cuh says
     int list_count, list_tiles;
+#if ELEMENT_BYTES == 1
+    int scale_pitch;  // blocks of K in a row of scales, those of all products
+#endif
 #endif
 };
 
@@ -175,7 +178,9 @@ struct Loader {
         for (int i = 0; i < ahead; ++i) load_weights(i, work.first_block + i, work.tile(work.first()));
 #endif
         griddepcontrol_wait();
-        for (int index = work.first(); work.has(index); index += work.step()) {
+        int asked = 0;
+        for (int index = work.first(); work.has(index); index = work.next_to_load(asked)) {
+            asked = work.ask(index);  // needed only when this tile's loads are begun: the answer may take its time
             const Place tile = work.tile(index);
             work.enter(tile, left, right);
 #pragma unroll 1
@@ -192,14 +197,15 @@ struct Loader {
 };
 
 // The scales of a row for a few blocks of K, in one read if their alignment allows it. Past the end of K they are zero.
-__device__ __forceinline__ void read_scales(float (&values)[SCALES_AT_ONCE], const float* scales, int row, int block) {
-    const float* from = scales + u32(row) * K_BLOCKS + block;
+__device__ __forceinline__ void read_scales(float (&values)[SCALES_AT_ONCE], const Place& tile,
+                                            const Arguments& arguments, const float* scales, int row, int block) {
+    const float* from = scales + tile.scale_at(arguments, row) + block;
     if constexpr (ONE_READ) {
-        const float4 four = block < K_BLOCKS ? __ldg(reinterpret_cast<const float4*>(from)) : float4{};
+        const float4 four = block < tile.scale_end() ? __ldg(reinterpret_cast<const float4*>(from)) : float4{};
         values[0] = four.x, values[1] = four.y, values[2] = four.z, values[3] = four.w;
     } else {
 #pragma unroll
-        for (int b = 0; b < SCALES_AT_ONCE; ++b) values[b] = block + b < K_BLOCKS ? __ldg(from + b) : 0.0f;
+        for (int b = 0; b < SCALES_AT_ONCE; ++b) values[b] = block + b < tile.scale_end() ? __ldg(from + b) : 0.0f;
     }
 }
 
@@ -216,7 +222,7 @@ __device__ __forceinline__ void load_scales(const Work& work, const Shared& shar
     const int lane = threadIdx.x % 32, part = lane % LANES, inside = lane / LANES;
     griddepcontrol_wait();
     Position<STAGES> at;
-    for (int index = work.first(); work.has(index); index += work.step()) {
+    for (int index = work.first(); work.has(index); index = work.next(index)) {
         const Place tile = work.tile(index);
         const int rows = tile.rows(arguments), a_before = tile.a_scale_row(arguments), b_before = tile.b_scale_row();
         const int first_row = tile.row * TILE_ROWS, last_row = (SWAP ? tile.columns() : rows) - 1;
@@ -225,8 +231,10 @@ __device__ __forceinline__ void load_scales(const Work& work, const Shared& shar
         for (int block = work.first_block; block < work.end(tile); block += LANES * SCALES_AT_ONCE) {
             const int from = block + part * SCALES_AT_ONCE;
             float values[EACH + !EACH][SCALES_AT_ONCE] = {}, folded[SCALES_AT_ONCE];
-            if constexpr (LEFT_FOLDED) read_scales(folded, left, left_before + min(first_row, last_row) / 128, from);
-            if constexpr (RIGHT_FOLDED) read_scales(folded, right, right_before + min(first_col, last_col) / 128, from);
+            if constexpr (LEFT_FOLDED)
+                read_scales(folded, tile, arguments, left, left_before + min(first_row, last_row) / 128, from);
+            if constexpr (RIGHT_FOLDED)
+                read_scales(folded, tile, arguments, right, right_before + min(first_col, last_col) / 128, from);
 #pragma unroll
             for (int j = 0; j < EACH; ++j) {
                 const int first = warp * AT_ONCE + j * STEP;
@@ -237,7 +245,7 @@ __device__ __forceinline__ void load_scales(const Work& work, const Shared& shar
                 const int which = on_left                  ? left_before + min(row, last_row)
                                   : RIGHT_SCALE == PER_ROW ? right_before + min(first_col + col, last_col)
                                                            : right_before + min(first_col / 128 + col, last_col / 128);
-                read_scales(values[j], on_left ? left : right, which, from);
+                read_scales(values[j], tile, arguments, on_left ? left : right, which, from);
                 if constexpr (LEFT_FOLDED || RIGHT_FOLDED)
 #pragma unroll
                     for (int b = 0; b < SCALES_AT_ONCE; ++b) values[j][b] *= folded[b];
@@ -311,7 +319,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         Mainloop mainloop(shared.stages, group, row);
         Position<STAGES> at;
         const TensorMap* out_map = &map_out;
-        for (int index = work.first(); work.has(index); index += work.step()) {
+        for (int index = work.first(); work.has(index); index = work.next(index)) {
             const Place tile = work.tile(index);
             const int waves = work.waves(tile, group);
             if (waves == 0) {

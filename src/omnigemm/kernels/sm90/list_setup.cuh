@@ -28,14 +28,6 @@ static_assert(sizeof(Sizes) == 56 && sizeof(Arguments) == 56 + 96 * LINES, "as l
 
 constexpr int WARPS = 4;
 
-// A copy of a map that has the right box and swizzle, for another matrix.
-__device__ __forceinline__ void point(TensorMap* map, u64 address, u64 pitch_bytes, u32 columns, u32 rows) {
-    tensormap_replace_global_address(map, address);
-    tensormap_replace_global_dim<0>(map, columns);
-    tensormap_replace_global_dim<1>(map, rows);
-    tensormap_replace_global_stride<0>(map, pitch_bytes);
-}
-
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     KERNEL(const __grid_constant__ TensorMap like_a, const __grid_constant__ TensorMap like_b,
            const __grid_constant__ TensorMap like_out, const __grid_constant__ Arguments arguments) {
@@ -75,6 +67,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
 #pragma unroll
     for (int i = 0; i < ListMemory::MAPS; ++i) tensormap_cp_fenceproxy(&memory.maps(which)[i], &maps[i]);
     if (lane == 0) {
+        if (which == 0) *memory.taken() = 0;
         const Sizes& sizes = arguments.sizes[line];
         const long long place = sizes.place;
         const float* alpha = arguments.device_alpha;

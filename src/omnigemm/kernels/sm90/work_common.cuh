@@ -4,6 +4,8 @@
 
 struct PlaceInOne : Tile {
     static constexpr __device__ int columns() { return SHAPE_N; }
+    static __device__ __forceinline__ u32 scale_at(const Arguments&, int row) { return u32(row) * K_BLOCKS; }
+    static constexpr __device__ int scale_end() { return K_BLOCKS; }
     static constexpr __device__ bool out_by_tma() { return true; }
     static __device__ __forceinline__ void* out(const Arguments& arguments) { return arguments.out; }
     static __device__ __forceinline__ long long out_stride(const Arguments& arguments) { return arguments.out_stride; }

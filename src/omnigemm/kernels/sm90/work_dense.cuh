@@ -34,7 +34,9 @@ struct Work : WorkInOne {
     __device__ __forceinline__ int end(const Place&) const { return end_block; }
     __device__ __forceinline__ int blocks(const Place&) const { return end_block - first_block; }
     __device__ __forceinline__ int first() const { return blockIdx.x / CLUSTER; }
-    __device__ __forceinline__ int step() const { return gridDim.x / CLUSTER; }
+    __device__ __forceinline__ int next(int index) const { return index + gridDim.x / CLUSTER; }
+    __device__ __forceinline__ int ask(int index) const { return next(index); }
+    static __device__ __forceinline__ int next_to_load(int asked) { return asked; }
     __device__ __forceinline__ bool has(int index) const { return index < row_packs * col_packs; }
     __device__ __forceinline__ Place tile(int index) const {
         const Tile pack = dense_tile(index, row_packs, col_packs, BAND);

@@ -84,7 +84,9 @@ struct Work : WorkInOne {
     static constexpr __device__ int end(const Place&) { return end_block; }
     static constexpr __device__ int blocks(const Place&) { return end_block; }
     __device__ __forceinline__ int first() const { return blockIdx.x / CLUSTER; }
-    __device__ __forceinline__ int step() const { return gridDim.x / CLUSTER; }
+    __device__ __forceinline__ int next(int index) const { return index + gridDim.x / CLUSTER; }
+    __device__ __forceinline__ int ask(int index) const { return next(index); }
+    static __device__ __forceinline__ int next_to_load(int asked) { return asked; }
     __device__ __forceinline__ bool has(int index) const { return index < table[groups.count - 1].tile_end; }
     __device__ __forceinline__ Place tile(int index) const {
         const GroupTile one = groups.tile(table, index, BAND, SWAP);

@@ -1,7 +1,8 @@
 // What a block works on, a list of products: each has its own sizes, matrices and factors. The kernel before this one
-// has made the table of their tiles and their tensor maps (list_memory.cuh); blocks take every so-manieth tile.
+// has made the table of their tiles and their tensor maps (list_memory.cuh); clusters take tiles one after the other.
 #pragma once
 #include "sm90/list_memory.cuh"
+#include "sm90/tile_queue.cuh"
 
 // A tile, and the product that it is of.
 struct Place : Tile {
@@ -16,6 +17,15 @@ struct Place : Tile {
     static constexpr __device__ int a_scale_row(const Arguments&) { return 0; }
     static constexpr __device__ int b_scale_row() { return 0; }
     static constexpr __device__ int b_whole_scale(const Arguments&) { return 0; }
+#if ELEMENT_BYTES == 1
+    __device__ __forceinline__ long long scale_at(const Arguments& arguments, int row) const {
+        return (long long)row * arguments.scale_pitch + ending.first_block;
+    }
+    __device__ __forceinline__ int scale_end() const { return product.k_blocks; }
+#else
+    static constexpr __device__ int scale_at(const Arguments&, int) { return 0; }
+    static constexpr __device__ int scale_end() { return 0; }
+#endif
     static constexpr __device__ int out_row(const Arguments&) { return 0; }
 
     __device__ __forceinline__ bool out_by_tma() const { return ending.straight; }
@@ -33,24 +43,31 @@ struct Place : Tile {
 };
 
 struct Work {
-    static_assert(SPLIT == 1 && !SWAP && ELEMENT_BYTES == 2, "what lists are made of");
+    static_assert(SPLIT == 1 && !SWAP && !INT8, "what lists are made of");
+    static_assert(ELEMENT_BYTES == 2 || DEPTH == 1, "K ends at any block");
     static constexpr bool OWN_MAPS = true;
     static constexpr int first_block = 0;
     ListMemory memory;
     Products products;
-    int tiles, share_rank;
-    mutable int which;  // the product of this thread's last tile
+    TileQueue* queue;
+    int tiles, share_rank, first_rank;  // in the cluster: this block, and the one that asks for tiles
+    mutable int which;                  // the product of this thread's last tile
+    mutable TileQueue::At at;
 
     __device__ __forceinline__ Work(const Arguments& arguments)
         : memory{arguments.list, arguments.list_count},
           products{nullptr, nullptr, arguments.list_count, TILE_ROWS * RIGHT_SHARE, TILE_COLS * LEFT_SHARE},
+          queue(nullptr),
           tiles(arguments.list_tiles),
           share_rank(SHARE > 1 ? cluster_ctarank() % SHARE : 0),
+          first_rank(cluster_ctarank() - share_rank),
           which(0) {}
 
     // By all threads; to be followed by a barrier.
     __device__ __forceinline__ void prepare(void* free, int) {
-        int* ends = static_cast<int*>(free);
+        queue = static_cast<TileQueue*>(free);
+        if (threadIdx.x == 0) queue->init(SHARE * (4 * MATH_GROUPS + SCALE_WARPS) + SHARE - 1);
+        int* ends = reinterpret_cast<int*>(queue + 1);
         products.table = memory.table();
         products.ends = ends;
         griddepcontrol_wait();
@@ -60,8 +77,16 @@ struct Work {
     // Asked by whole warps, who thereby agree on it.
     static __device__ __forceinline__ int blocks(const Place& tile) { return uniform(tile.product.k_blocks); }
     __device__ __forceinline__ int first() const { return blockIdx.x / CLUSTER; }
-    __device__ __forceinline__ int step() const { return gridDim.x / CLUSTER; }
     __device__ __forceinline__ bool has(int index) const { return index < tiles; }
+    __device__ __forceinline__ int ask(int) const {
+        return share_rank == 0 ? gridDim.x / CLUSTER + atomicAdd(memory.taken(), 1) : 0;
+    }
+    __device__ __forceinline__ int next_to_load(int asked) const {
+        if (share_rank != 0) return queue->take<false>(at, first_rank);
+        queue->give(at, asked, first_rank);
+        return asked;
+    }
+    __device__ __forceinline__ int next(int) const { return uniform(queue->take<true>(at, first_rank)); }
     __device__ __forceinline__ Place tile(int index) const {
         which = products.find(index, which);
         const Product one = products.table[which];

@@ -1,5 +1,5 @@
-// Enough of CUDA for the quantisers' kernels to run on a processor, a block after the other. It takes the place of the
-// wrappers of the same name.
+// Enough of CUDA for the quantisers' kernels, and for those that prepare lists of products, to run on a processor, a
+// block after the other. It takes the place of the wrappers of the same name.
 //
 // The threads of a block are fibres. Each runs up to the next point where they meet, a barrier or a shuffle, and then
 // the next one does: all threads of these kernels pass the same points, so every such point is a barrier.
@@ -81,6 +81,46 @@ T __shfl_xor_sync(u32, T value, int step) {
     emulator::meet();  // nobody writes before all have read
     return other;
 }
+
+inline void __syncwarp() { emulator::meet(); }
+inline int __shfl_up_sync(u32, int value, int step) {
+    emulator::exchanged[threadIdx.x] = value;
+    emulator::meet();
+    const int other = threadIdx.x % 32 >= step ? emulator::exchanged[threadIdx.x - step] : value;
+    emulator::meet();
+    return other;
+}
+inline int __reduce_add_sync(u32, int value) {
+    emulator::exchanged[threadIdx.x] = value;
+    emulator::meet();
+    u32 sum = 0;
+    for (int lane = 0; lane < 32; ++lane) sum += emulator::exchanged[threadIdx.x / 32 * 32 + lane];
+    emulator::meet();
+    return sum;
+}
+
+// Maps that a test can read.
+struct alignas(64) TensorMap {
+    u64 address, pitch;
+    u32 columns, rows;
+    char rest[104];
+};
+static_assert(sizeof(TensorMap) == 128, "as the driver's");
+inline void tensormap_replace_global_address(TensorMap* map, u64 address) { map->address = address; }
+template <int dimension>
+void tensormap_replace_global_dim(TensorMap* map, u32 size) {
+    (dimension ? map->rows : map->columns) = size;
+}
+template <int dimension>
+void tensormap_replace_global_stride(TensorMap* map, u64 bytes) {
+    map->pitch = bytes;
+}
+inline void tensormap_cp_fenceproxy(TensorMap* target, const TensorMap* map) {
+    if (threadIdx.x % 32 == 0) *target = *map;
+}
+inline void griddepcontrol_wait() {}
+inline void griddepcontrol_launch_dependents() {}
+inline int max(int a, int b) { return a > b ? a : b; }
 
 template <typename T>
 T __ldcg(const T* from) {

@@ -1,0 +1,200 @@
+"""What the host hands to the dense kernels, by tensors and by addresses: a stand-in takes the launches down."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import struct
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from omnigemm.backends.cuda import dense, gemm, sm90
+from omnigemm.backends.cuda.sm90 import Config
+from omnigemm.core.problem import describe
+
+STREAM = 0x70
+PLAIN = Config(False, 2, 1, 128, 4, right_share=2)
+SWAPPED = Config(True, 1, 1, 16, 4)
+FP8 = torch.float8_e4m3fn
+
+
+class Launcher:
+    """A launch is (stream, addresses of the matrices, values), and its values must fit the kernel's structure."""
+
+    launches: list[tuple[int, tuple[int, ...], tuple[Any, ...]]] = []  # noqa: RUF012
+
+    def __init__(self, kernel: object, *, values: str, **options: Any) -> None:
+        self.format = struct.Struct(values)
+
+    def launch(self, stream: int, addresses: tuple[int, ...], values: tuple[Any, ...]) -> None:
+        self.format.pack(*values)
+        self.launches.append((stream, addresses, values))
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The current device, which a `with torch.cuda.device` changes."""
+    current = [0]
+
+    @contextlib.contextmanager
+    def other(index: int) -> Iterator[None]:
+        before, current[0] = current[0], index
+        yield
+        current[0] = before
+
+    Launcher.launches.clear()
+    for module in (dense, gemm):
+        monkeypatch.setattr(module, "Launcher", Launcher)
+        monkeypatch.setattr(module, "raw_stream", lambda index: STREAM + index)
+    monkeypatch.setattr(dense, "loaded", lambda *_: SimpleNamespace(kernel=None))
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: current[0], raising=False)
+    monkeypatch.setattr(torch.cuda, "device", other)
+    return current
+
+
+def aligned(*shape: int, dtype: torch.dtype = torch.float32, shift: int = 0) -> Tensor:
+    """Ones that begin `shift` elements behind a multiple of 16 bytes."""
+    size, count = dtype.itemsize, torch.Size(shape).numel()
+    room = torch.zeros((count + 32) * size, dtype=torch.uint8)
+    start = -room.data_ptr() % 16 + shift * size
+    return room[start : start + count * size].view(dtype).view(shape)
+
+
+def places(*tensors: Tensor | None) -> list[int]:
+    return [one.data_ptr() for one in tensors if one is not None]
+
+
+def only_launch() -> tuple[tuple[int, ...], tuple[Any, ...]]:
+    ((stream, addresses, values),) = Launcher.launches
+    assert stream == STREAM
+    Launcher.launches.clear()
+    return addresses, values
+
+
+def one_product(config: Config, **words: Any) -> dense.Launch:
+    problem = describe("fp8_gemm", m=4, n=256, k=256, granularity="128x128", **words)
+    return dense.Launch(problem, config, 0, 132, early=True)
+
+
+def fp8_operands() -> list[Tensor]:
+    a, b = aligned(4, 256, dtype=FP8), aligned(256, 256, dtype=FP8)
+    return [aligned(4, 256, dtype=torch.bfloat16), a, b, aligned(4, 2), aligned(2, 2)]
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("config", [PLAIN, SWAPPED], ids=["plain", "swapped"])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("zeros", [0, 1, 4])
+def test_addresses_and_tensors_give_the_same_launch(config: Config, biased: bool, zeros: int) -> None:
+    tensors = fp8_operands()
+    out, a, b, a_scale, b_scale = tensors
+    bias = aligned(256, dtype=torch.float16) if biased else None
+    zero, sums = (aligned(zeros), aligned(256)) if zeros else (None, None)
+    run = one_product(config, bias=biased)
+    run(*tensors, bias, zero, sums)
+    addresses, values = only_launch()
+    left, right = a.data_ptr(), b.data_ptr()
+    assert addresses == ((right, left) if config.swap else (left, right)) + (out.data_ptr(),)
+    at_bias, kind = (bias.data_ptr(), sm90.TYPES["fp16"]) if bias is not None else (0, 0)
+    of_zero = (int(zeros > 1), *(places(zero, sums) or (0, 0)))
+    assert values == (*places(a_scale, b_scale), at_bias, out.data_ptr(), 256, 4, kind, 1, *of_zero)
+
+    at = run.bind_addresses(*tensors, bias, zero, sums)
+    assert at is not None
+    assert at(*places(*tensors, bias, zero, sums))
+    assert only_launch() == (addresses, values)
+
+
+def test_addresses_that_will_not_do_are_left_to_tensors(device: list[int]) -> None:
+    """Odd ones, and those of another device than the current one."""
+    run, tensors = one_product(PLAIN), fp8_operands()
+    at = run.bind_addresses(*tensors, None)
+    assert at is not None
+    for which, tensor in enumerate(tensors):
+        odd = list(tensors)
+        odd[which] = aligned(*tensor.shape, dtype=tensor.dtype, shift=1)
+        assert not at(*places(*odd))
+        assert Launcher.launches == []
+        run(*odd, None)
+        addresses, values = only_launch()
+        assert all(one % 16 == 0 for one in (*addresses, *values[:4]))
+    device[0] = 1
+    assert not at(*places(*tensors))
+    assert Launcher.launches == []
+    run(*tensors, None)
+    assert only_launch()[0][2] == tensors[0].data_ptr()
+    assert device == [1]
+
+
+@pytest.mark.usefixtures("device")
+def test_what_must_be_copied_has_no_launch_by_addresses() -> None:
+    run, (out, a, b, a_scale, b_scale) = one_product(PLAIN), fp8_operands()
+    assert run.bind_addresses(out, a, b, aligned(2, 4).t(), b_scale, None) is None
+    assert run.bind_addresses(out, aligned(4, 257, dtype=FP8)[:, :256], b, a_scale, b_scale, None) is None
+    assert run.bind_addresses(out, a, b, a_scale, b_scale, aligned(512)[::2]) is None
+
+
+@pytest.mark.usefixtures("device")
+def test_int8_launches_by_addresses_without_zero_points() -> None:
+    problem = describe("int8_gemm", m=4, n=256, k=256)
+    a, b = aligned(4, 256, dtype=torch.int8), aligned(256, 256, dtype=torch.int8)
+    out, bias = aligned(4, 256, dtype=torch.bfloat16), aligned(256)
+    operands = out, a, b, aligned(4), aligned(256), None, bias
+    run = dense.Int8(dense.Launch(problem, PLAIN, 0, 132), None)
+    run(*operands)
+    wanted = only_launch()
+    at = run.bind_addresses(*operands)
+    assert at is not None
+    assert at(*places(*operands))
+    assert only_launch() == wanted
+    batch = aligned(2, 4, 256, dtype=torch.bfloat16)
+    assert run.bind_addresses(batch, *operands[1:]) is None
+    sums: Any = lambda matrix: None  # noqa: E731
+    assert dense.Int8(dense.Launch(problem, PLAIN, 0, 132), sums).bind_addresses(*operands) is None
+
+
+def sixteen(**words: Any) -> tuple[gemm.Gemm, Sequence[Tensor]]:
+    problem = dataclasses.replace(describe("gemm", m=4, n=256, k=256, dtype="bf16", b_layout="col"), **words)
+    a, b = aligned(4, 256, dtype=torch.bfloat16), aligned(256, 256, dtype=torch.bfloat16).t()
+    return gemm.Gemm(problem, PLAIN, 0, 132), (aligned(4, 256, dtype=torch.bfloat16), a, b)
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("c", [None, "row", "whole"])
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+def test_factors_come_before_addresses(c: str | None, beta: float) -> None:
+    adds = c is not None and beta != 0.0
+    run, (out, a, b) = sixteen(c=adds, scaled=True)
+    added = None if c is None else aligned(1 if c == "row" else 4, 256, dtype=torch.bfloat16)
+    run(out, a, b, added, 2.0, beta)
+    addresses, values = only_launch()
+    assert addresses == tuple(places(a, b, out))
+    of_c = (0, 0, 0, 0)
+    if adds and added is not None:
+        of_c = added.data_ptr(), 0 if c == "row" else 256, 1, sm90.TYPES["bf16"]
+    assert values == (0, 0, 0, out.data_ptr(), 256, 4, 0, 0, 0, 0, 0, 2.0, beta, *of_c)
+    at = run.bind_addresses(out, a, b, added, 2.0, beta)
+    assert at is not None
+    assert at(2.0, beta, *places(out, a, b, added))
+    assert only_launch() == (addresses, values)
+
+
+def test_sixteen_bits_on_another_device_or_at_odd_addresses(device: list[int]) -> None:
+    run, (out, a, b) = sixteen()
+    at = run.bind_addresses(out, a, b, None, 1.0, 0.0)
+    assert at is not None
+    odd = aligned(4, 256, dtype=torch.bfloat16, shift=1)
+    assert not at(1.0, 0.0, *places(out, odd, b))
+    run(out, odd, b, None, 1.0, 0.0)
+    assert all(one % 16 == 0 for one in only_launch()[0])
+    assert run.bind_addresses(aligned(2, 4, 256, dtype=torch.bfloat16), a, b, None, 1.0, 0.0) is None
+    device[0] = 1
+    assert not at(1.0, 0.0, *places(out, a, b))
+    assert Launcher.launches == []
+    run(out, a, b, None, 1.0, 0.0)
+    assert only_launch()[0] == tuple(places(a, b, out))
