@@ -275,6 +275,8 @@ def main(
         sys.exit("benchmarks/gpu.py: there is no NVIDIA GPU on this machine")
     import gemm
     import groups
+    import k_groups
+    import lists
 
     import quant
 
@@ -291,7 +293,8 @@ def main(
             return
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         method = f"{graph.METHOD}; our own kernels with weights stated to be constant. gemm: {gemm.METHOD}. "
-        method += f"Quantisers: {quant.METHOD}. Groups: {groups.METHOD}"
+        method += f"Quantisers: {quant.METHOD}. Lists: {lists.METHOD}. Groups along K: {k_groups.METHOD}. "
+        method += f"Groups: {groups.METHOD}"
         made = record.new(rows, method, record.cuda_source_hash())
         made["gpu"] = torch.cuda.get_device_name(0)
         made["driver"] = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
@@ -314,6 +317,9 @@ def main(
         host |= {f"quantisers: {name}": us for name, us in quant.host_us().items()}
         rows += quant.rows("")
         save()  # what follows takes half of the GPU's memory
+        rows += lists.rows(layouts=("col",))
+        rows += k_groups.rows(("grouped_k_bf16", "grouped_k_bf16_add", "grouped_k_fp8_add"))
+        save()
         for row in groups.rows(deep_gemm=deep_gemm_name() if deep_gemm_groups else ""):
             rows.append(row)
             if time.perf_counter() - start > seconds:

@@ -45,9 +45,10 @@ def operand(rows: int, columns: int, dtype: str) -> Tensor:
 
 
 def fp8_close(result: Tensor, want: Tensor, size: Tensor) -> None:
-    """One rounding of the output. Inside a block of 128, Hopper's tensor cores align fp8 products to some 13 bits."""
+    """One rounding of the output. Inside a block of 128, Hopper's tensor cores align fp8 products to some 13 bits: in
+    groups of a single block, a few sums in a million then are further off than 2**-12 of their size."""
     error, rounding = (result.double() - want).abs(), max(torch.finfo(result.dtype).eps, 2**-20)
-    assert bool((error <= want.abs() * rounding + size * 2**-12).all()), f"worst {float((error / size).max()):.2e}"
+    assert bool((error <= want.abs() * rounding + size * 2**-11).all()), f"worst {float((error / size).max()):.2e}"
 
 
 class Case:

@@ -162,7 +162,7 @@ CONFIG_CHANGES: dict[str, Any] = {
     "math_groups": 2,
     "waves": 2,
     "cols": 64,
-    "stages": 3,
+    "stages": 4,
     "left_share": 2,
     "right_share": 2,
     "split": 2,
