@@ -178,7 +178,7 @@ def test_cheaper_kernels_win() -> None:
 def test_problem_fields_are_all_compared() -> None:
     problem = describe("gemm", m=1, n=1, k=1)
     for field in dataclasses.fields(problem):
-        if field.type == "bool":
+        if field.type == "bool" and field.name != "device_factors":  # which is a hint
             assert dataclasses.replace(problem, **{field.name: True}) != problem
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -86,3 +87,18 @@ def test_sizes_that_do_not_fit_32_bits_are_refused(size: str) -> None:
     assert getattr(describe("gemm", **{**sizes, size: SIZE_LIMIT}), size) == SIZE_LIMIT
     with pytest.raises(omnigemm.ShapeError, match=f"gemm: {size} is {SIZE_LIMIT + 1}, expected at most {SIZE_LIMIT}"):
         describe("gemm", **{**sizes, size: SIZE_LIMIT + 1})
+
+
+def test_where_factors_are_is_a_hint_of_lists() -> None:
+    words: dict[str, Any] = {"m": 4, "n": 4, "k": 4, "groups": 3, "alpha": 2.0}
+    there = describe("grouped_gemm", device_factors=True, **words)
+    assert there == describe("grouped_gemm", **words)  # plans run with either
+    assert str(there).endswith("scaled, device factors")
+    with pytest.raises(omnigemm.ShapeError, match="only grouped_gemm has alpha and beta there"):
+        describe("gemm", m=4, n=4, k=4, device_factors=True)
+
+
+def test_lists_may_lie_in_several_ways() -> None:
+    assert describe("grouped_gemm", m=4, n=4, k=4, a_layout="mixed").a_layout == "mixed"
+    with pytest.raises(omnigemm.ShapeError, match="a_layout is 'mixed', expected row, col or strided"):
+        describe("gemm", m=4, n=4, k=4, a_layout="mixed")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import omnigemm
-from omnigemm.backends.cuda import dense, jit, list_choice, lists
+from omnigemm.backends.cuda import dense, gpu, jit, list_choice, lists
 from omnigemm.backends.cuda.sm90 import Config, Variant
 from omnigemm.core.problem import Problem
 from omnigemm.ops.grouped import GROUPED_GEMM
@@ -223,6 +223,179 @@ def test_graph_with_other_contents() -> None:
         for one in made:
             one.check()
     del trash
+
+
+@pytest.mark.parametrize("form", ["one", "one each", "strided"])
+def test_factors_on_the_device_and_graphs_that_follow_them(form: str) -> None:
+    """Nobody waits for them: a call is captured, and replays use what they are then."""
+    made = List([*SHAPES, *small(50, 150)], ("mixed", "col"), c=True)
+    assert made.c is not None
+    count = len(made.shapes)
+    for own in made.c:
+        own.copy_(torch.randn(own.shape, device="cuda"))
+    shape = {"one": (), "one each": (count,), "strided": (3 * count,)}[form]
+    rooms = [torch.empty(shape, device="cuda") for _ in range(2)]
+    alpha, beta = (room[::3] if form == "strided" else room for room in rooms)
+
+    def call() -> None:
+        omnigemm.grouped_gemm(made.a, made.b, made.c, alpha=alpha, beta=beta, out=made.out, backend="cuda")
+
+    def set_factors(turn: int) -> None:
+        """By kernels right before, of which the next one must see the results. Of few bits: products stay exact."""
+        alpha.copy_(torch.randint(1, 9, alpha.shape, device="cuda") / 4 + turn)
+        beta.copy_(torch.randint(-6, 7, beta.shape, device="cuda") / 4)
+
+    def check() -> None:
+        torch.cuda.synchronize()
+        made.alpha, made.beta = alpha.expand(count).tolist(), beta.expand(count).tolist()
+        made.check()
+
+    for turn in range(2):
+        made.poison()
+        set_factors(turn)
+        call()
+        check()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    for turn in range(3):
+        made.poison()
+        set_factors(turn)
+        graph.replay()
+        check()
+    # A beta of 0 is known on the device only: C is not read then.
+    beta.zero_()
+    for own in made.c:
+        own.fill_(float("nan"))
+    made.poison()
+    graph.replay()
+    check()
+    # One of both may be the host's.
+    made.poison()
+    omnigemm.grouped_gemm(made.a, made.b, alpha=alpha, out=made.out, backend="cuda")
+    check()
+
+
+def test_factors_on_the_device_are_not_waited_for() -> None:
+    made = List(small(20, 100), c=True)
+    alpha, beta = torch.ones(20, device="cuda"), torch.ones((), device="cuda")
+    for choice in ("cuda", None):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(2):
+                omnigemm.grouped_gemm(made.a, made.b, made.c, alpha=alpha, beta=beta, out=made.out, backend=choice)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    with pytest.raises(omnigemm.ShapeError, match="c is None"):
+        omnigemm.grouped_gemm(made.a, made.b, beta=beta, backend="cuda")
+    with pytest.raises(omnigemm.DTypeError, match="alpha has dtype float64"):
+        omnigemm.grouped_gemm(made.a, made.b, alpha=alpha.double(), backend="cuda")
+    with pytest.raises(omnigemm.DeviceError, match="alpha is on cuda"):
+        omnigemm.grouped_gemm([torch.ones(2, 2)], [torch.ones(2, 2)], alpha=alpha[:1])
+
+
+@pytest.mark.parametrize("backend", ["blas", "cuda"])
+def test_both_backends_agree_on_factors_of_the_device(backend: str) -> None:
+    made = List(small(12, 90), c=True)
+    assert made.c is not None
+    made.alpha, made.beta = [0.5 * i - 1.0 for i in range(12)], [1.0 - 0.5 * i for i in range(12)]
+    for own in made.c:
+        own.copy_(torch.randn(own.shape, device="cuda"))
+    alpha, beta = (torch.tensor(one, device="cuda") for one in (made.alpha, made.beta))
+    omnigemm.grouped_gemm(made.a, made.b, made.c, alpha=alpha, beta=beta, out=made.out, backend=backend)
+    made.check()
+
+
+class Packed:
+    """Products whose results lie in one buffer, 1 to 15 guard elements apart, so that they begin anywhere."""
+
+    def __init__(self, count: int, seed: int, dtype: torch.dtype, out_dtype: torch.dtype) -> None:
+        source = random.Random(seed)
+        pick = lambda: source.randint(1, 400)  # noqa: E731
+        self.shapes = [(pick(), pick(), pick()) for _ in range(count)]
+        gaps = [source.randint(1, 15) for _ in range(count)]
+        self.room = torch.empty(sum(m * n for m, n, _ in self.shapes) + sum(gaps), device="cuda", dtype=out_dtype)
+        self.guards = torch.ones(self.room.numel(), dtype=torch.bool)
+        self.out, at = [], 0
+        for (m, n, _), gap in zip(self.shapes, gaps, strict=True):
+            turned = source.random() < 0.1
+            one = self.room[at + gap :][: m * n]
+            self.out.append(one.view(n, m).t() if turned else one.view(m, n))
+            self.guards[at + gap : at + gap + m * n] = False
+            at += gap + m * n
+        self.guards = self.guards.cuda()
+
+        def values(rows: int, cols: int, kind: torch.dtype) -> Tensor:
+            """Row by row, column by column, or a part of something wider."""
+            way = source.randrange(3)
+            wide = torch.randn(rows + way, cols + 8 * way, device="cuda").to(kind)[:rows, :cols]
+            return wide.t().contiguous().t() if source.random() < 0.5 else wide
+
+        self.a = [values(m, k, dtype) for m, _, k in self.shapes]
+        self.b = [values(k, n, dtype) for _, n, k in self.shapes]
+        self.c = [values(m, n, source.choice((dtype, out_dtype))) for m, n, _ in self.shapes]
+        self.alpha = [source.choice((1.0, -0.5, 2.0)) for _ in range(count)]
+        self.beta = [source.choice((0.0, 1.0, -1.5)) for _ in range(count)]
+        for own, beta in zip(self.c, self.beta, strict=True):
+            if beta == 0.0:
+                own.fill_(float("nan"))  # not read
+
+    @property
+    def operands(self) -> tuple[Any, ...]:
+        return self.a, self.b, self.c, self.alpha, self.beta
+
+
+def test_a_thousand_products_at_random() -> None:
+    torch.manual_seed(0)
+    kinds = (torch.bfloat16, torch.bfloat16), (torch.float16, torch.float32)
+    made = [Packed(count, seed, *kinds[seed % 2]) for seed, count in enumerate((1, 2, 7, 40, 150, 300, 500))]
+    assert sum(len(one.shapes) for one in made) == 1000
+    problems = [GROUPED_GEMM.describe(one.operands, GROUPED_GEMM.check(one.operands, one.out, None)) for one in made]
+    jit.warm({spec for one in problems for spec in lists.specs(one, gpu.of(0))})  # side by side
+    for one in made:
+        a, b, c, alpha, beta = one.operands
+        for _ in range(2):  # cold and warm
+            one.room.fill_(float("nan"))
+            omnigemm.grouped_gemm(a, b, c, alpha=alpha, beta=beta, out=one.out, backend="cuda")
+            assert bool(one.room[one.guards].isnan().all()), "outside of results"
+        for i, (_, _, k) in enumerate(one.shapes):
+            want = alpha[i] * (a[i].double() @ b[i].double())
+            if beta[i]:
+                want += beta[i] * c[i].double()
+            close(one.out[i], want, k)
+
+
+def test_plans_run_many_times_in_memory_of_their_callers() -> None:
+    words: dict[str, Any] = {"dtype": "bf16", "b_layout": "col", "alpha": 2.0, "beta": 1.0, "device": "cuda"}
+    made = List(small(800, 40), c=True)
+    plan = omnigemm.plan("grouped_gemm", m=0, n=0, k=0, shapes=made.shapes, backend="cuda", **words)
+    room = torch.full((plan.workspace_bytes + 256,), 77, device="cuda", dtype=torch.uint8)
+    workspace = room[: plan.workspace_bytes]
+    given = {"alpha": made.alpha, "beta": made.beta, "out": made.out, "workspace": workspace}
+    plan.run(made.a, made.b, made.c, **given)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    for _ in range(5):
+        made.poison()
+        plan.run(made.a, made.b, made.c, **given)
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+    made.check()
+    assert bool((room[plan.workspace_bytes :] == 77).all())
+    # Other products in the same memory, right behind one another.
+    other = List(small(300, 60, 5))
+    small_plan = omnigemm.plan(
+        "grouped_gemm", m=0, n=0, k=0, shapes=other.shapes, dtype="bf16", b_layout="col", device="cuda", backend="cuda"
+    )
+    assert small_plan.workspace_bytes < plan.workspace_bytes
+    for one in (made, other):
+        one.poison()
+    for _ in range(5):
+        plan.run(made.a, made.b, made.c, **given)
+        small_plan.run(other.a, other.b, out=other.out, workspace=workspace)
+    for one in (made, other):
+        one.check()
+    with pytest.raises(omnigemm.WorkspaceError, match="expected"):
+        plan.run(made.a, made.b, made.c, **{**given, "workspace": workspace[:-1]})
 
 
 def test_a_capture_that_would_compile_is_refused() -> None:

@@ -224,8 +224,10 @@ def raw(name: str) -> tuple[str, tuple[Any, ...], Any]:
     if first == "grouped_gemm":
         a, b, *c = arguments
         alpha, beta = keywords.get("alpha", 1.0), keywords.get("beta", 0.0)
-        lists = [[one] * len(a) if isinstance(one, float) else one for one in (alpha, beta)]
-        return first, (a, b, c[0] if c else None, *lists), out_dtype
+        numbers = [[] if isinstance(one, Tensor) else one for one in (alpha, beta)]
+        lists = [[one] * len(a) if isinstance(one, float) else one for one in numbers]
+        on_device = [one if isinstance(one, Tensor) else None for one in (alpha, beta)]
+        return first, (a, b, c[0] if c else None, *lists, *on_device), out_dtype
     assert backend is None
     values = [torch.tensor(one) if isinstance(one, float) else one for one in arguments]
     if first == "int8_gemm":
@@ -269,6 +271,24 @@ def test_opcheck(name: str) -> None:
     torch.library.opcheck(writer, (*arguments, out, None), test_utils=checks)
     writer(*arguments, out, None)
     assert_equal(out, eager)
+
+
+@pytest.mark.parametrize("shape", [(), (2,)], ids=str)
+def test_opcheck_of_factors_that_are_tensors(shape: tuple[int, ...]) -> None:
+    """Those of a GPU reach the operator so; here the operator itself is called."""
+    a, b, c = [floats(5, 7), floats(2, 4)], [floats(7, 3), floats(4, 9)], [floats(5, 3), floats(2, 9)]
+    alpha, beta = torch.rand(shape) + 1, torch.rand(shape) + 1
+    arguments = a, b, c, [], [], alpha, beta
+    function, writer = torch.ops.omnigemm.grouped_gemm.default, torch.ops.omnigemm.grouped_gemm_out.default
+    torch.library.opcheck(function, (*arguments, None, None), test_utils=CHECKS)
+    eager = function(*arguments, None, None)
+    assert_equal(eager, omnigemm.grouped_gemm(a, b, c, alpha=alpha, beta=beta))
+    out = poisoned(eager)
+    torch.library.opcheck(writer, (*arguments, out, None), test_utils=CHECKS)
+    compiled = torch.compile(lambda *factors: function(*arguments[:5], *factors, None, None), fullgraph=True,
+                             backend="aot_eager")  # fmt: skip
+    assert_equal(compiled(alpha, beta), eager)
+    assert_equal(compiled(2 * alpha, 2 * beta), function(*arguments[:5], 2 * alpha, 2 * beta, None, None))
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch's default compiler needs a C++ compiler")

@@ -159,7 +159,7 @@ grouped_gemm
     grouped_gemm(al, bl, [floats(4, 5)], beta=1.0, out=outs) | Shape | c has 1 matrices | 2
     grouped_gemm(al, bl, out=[out]) | Shape | out has 1 matrices | 2
     grouped_gemm(al, bl, alpha=[1.0] * 3, out=outs) | Shape | alpha has 3 numbers | 2, one per group
-    grouped_gemm(al, bl, beta=torch.zeros(1), out=outs) | Shape | beta has 1 numbers | 2, one per group
+    grouped_gemm(al, bl, beta=torch.zeros(3), out=outs) | Shape | beta has 3 numbers | 2, one per group
     grouped_gemm(al, bl, alpha="11", out=outs) | DType | alpha is '11' | a number or one per group
     grouped_gemm(al, bl, alpha=[1.0, True], out=outs) | DType | alpha is [1.0, True] | a number or one per group
     grouped_gemm([a, floats(1, 3, 2)], bl, out=outs) | Shape | a[1] has shape (1, 3, 2) | (M, K)

@@ -426,3 +426,101 @@ def test_a_warm_list_that_overlaps_is_refused_like_a_cold_one() -> None:
     c = [one.clone() for one in beside]
     omnigemm.grouped_gemm(a, b, c, beta=1.0, out=c)  # a group's C may be its out
     assert all(torch.allclose(z, 2 * (x @ y), atol=1e-4) for x, y, z in zip(a, b, c, strict=True))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (8,)], ids=str)
+def test_list_factors_that_the_operator_gets_as_tensors(shape: tuple[int, ...]) -> None:
+    """As those on a GPU come. The processor reads them when the call runs, so a change is seen."""
+    a, b, c = group_lists(torch.float32)
+    assert len(a) == 8
+    alpha, beta = torch.rand(shape) + 0.5, torch.rand(shape)
+    for _ in range(2):
+        results = torch.ops.omnigemm.grouped_gemm(a, b, c, [], [], alpha, beta, None, None)
+        check_list(results, a, b, c, alpha.expand(8).tolist(), beta.expand(8).tolist())
+        alpha.add_(1)
+        beta.mul_(2)
+    beta.zero_()
+    for one in c:
+        one.fill_(NAN)  # not read
+    results = torch.ops.omnigemm.grouped_gemm(a, b, c, [2.0] * 8, [], None, beta, None, None)
+    check_list(results, a, b, c, [2.0] * 8, [0.0] * 8)
+
+
+def test_list_factors_as_tensors_that_are_wrong() -> None:
+    a, b, c = ([torch.randn(4, 4) for _ in range(3)] for _ in range(3))
+    out = [torch.full((4, 4), SENTINEL) for _ in range(3)]
+    room, one = torch.full((16,), SENTINEL), torch.ones(())
+    out[2] = room.view(4, 4)
+    for alpha, beta, own_c, error, words in (
+        (torch.ones(2), None, c, omnigemm.ShapeError, r"alpha has shape \(2,\), expected one number or one per group"),
+        (one.double(), None, c, omnigemm.DTypeError, "alpha has dtype float64, expected fp32"),
+        (one.to("meta"), None, c, omnigemm.DeviceError, "alpha is on meta, expected cpu"),
+        (None, torch.ones(3, 1), c, omnigemm.ShapeError, r"beta has shape \(3, 1\)"),
+        (None, one, None, omnigemm.ShapeError, "c is None, expected a list of matrices because beta is a tensor"),
+        (room[3:6], None, c, omnigemm.LayoutError, r"out\[2\] shares memory with alpha"),
+        (None, room[0], c, omnigemm.LayoutError, r"out\[2\] shares memory with beta"),
+    ):
+        numbers = [[] if alpha is not None else [1.0] * 3, [] if beta is not None else [0.0] * 3]
+        with pytest.raises(error, match=words):
+            torch.ops.omnigemm.grouped_gemm_out(a, b, own_c, *numbers, alpha, beta, out, None)
+        assert all(bool((each == SENTINEL).all()) for each in out)
+
+
+def test_list_in_place_with_a_beta_that_only_the_device_knows() -> None:
+    """C is taken to be read, and may be `out` of its own group only."""
+    a, b, c = ([torch.randn(4, 4) for _ in range(2)] for _ in range(3))
+    before = [one.clone() for one in c]
+    beta = torch.tensor([2.0, 3.0])
+    torch.ops.omnigemm.grouped_gemm_out(a, b, c, [1.0] * 2, [], None, beta, c, None)
+    check_list(c, a, b, before, [1.0] * 2, beta.tolist())
+    with pytest.raises(omnigemm.LayoutError, match=r"out\[\d\] shares memory with c\[\d\]"):
+        torch.ops.omnigemm.grouped_gemm_out(a, b, c, [1.0] * 2, [], None, 0 * beta, c[::-1], None)
+
+
+def test_list_plans_run_many_times() -> None:
+    a, b, c = group_lists(torch.float32)
+    shapes = [(x.size(0), y.size(1), x.size(1)) for x, y in zip(a, b, strict=True)]
+    words: dict[str, Any] = {"dtype": "fp32", "a_layout": "mixed", "b_layout": "mixed", "alpha": 2.0, "beta": 1.0}
+    plan = omnigemm.plan("grouped_gemm", m=0, n=0, k=0, shapes=shapes, **words)
+    for factor in (2.0, 3.0):
+        out = [torch.full((m, n), NAN) for m, n, _ in shapes]
+        assert plan.run(a, b, c, alpha=factor, beta=factor, out=out) == out
+        check_list(out, a, b, c, [factor] * len(a), [factor] * len(a))
+        check_list(plan.run(a, b, c, alpha=factor, beta=factor), a, b, c, [factor] * len(a), [factor] * len(a))
+    with pytest.raises(omnigemm.ShapeError, match="not the plan's problem: scaled is False"):
+        plan.run(a, b, c, beta=1.0)
+
+
+def test_list_plans_refuse_what_overlaps_also_when_they_are_warm() -> None:
+    a, b = [floats(4, 4) for _ in range(2)], [floats(4, 4) for _ in range(2)]
+    plan = omnigemm.plan("grouped_gemm", m=4, n=4, k=4, groups=2, dtype="fp32")
+    out = [torch.full((4, 4), SENTINEL) for _ in range(2)]
+    for _ in range(2):
+        with pytest.raises(omnigemm.LayoutError, match=r"out\[\d\] shares memory with out\[\d\]"):
+            plan.run(a, b, out=[out[0], out[0]])
+        assert bool((out[0] == SENTINEL).all())
+        plan.run(a, b, out=[torch.empty(4, 4), out[1]])
+
+
+def test_a_workspace_is_checked_and_left_alone_by_kernels_that_need_none() -> None:
+    a, b = [floats(4, 4) for _ in range(2)], [floats(4, 4) for _ in range(2)]
+    plan = omnigemm.plan("grouped_gemm", m=4, n=4, k=4, groups=2, dtype="fp32")
+    room = torch.full((1024 + 32,), SENTINEL)
+    room = room[-room.data_ptr() % 128 // 4 :][:1024]
+    check_list(plan.run(a, b, workspace=room), a, b)
+    assert bool((room == SENTINEL).all())
+    needy = dataclasses.replace(plan, workspace_bytes=4096, takes_workspace=True)
+    plan.run(a, b, workspace=room[:0])
+    inside = room.view(64, 16)[1].view(4, 4)
+    for wrong, words in (
+        (b"", "workspace is a bytes, expected a tensor"),
+        (room[:1023], "workspace has 4092 bytes, expected 4096"),
+        (room.view(32, 32).t(), "expected 4096 bytes side by side"),
+        (room.to("meta"), "workspace is on meta, expected cpu"),
+        (torch.cat([room, room])[1:1025], "expected a multiple of 128"),
+    ):
+        with pytest.raises(omnigemm.WorkspaceError, match=words):
+            needy.run(a, b, workspace=wrong)  # type: ignore[arg-type]
+    for operands, out in (((a, b), [inside, torch.empty(4, 4)]), (([inside, a[1]], b), None)):
+        with pytest.raises(omnigemm.WorkspaceError, match="workspace shares memory"):
+            needy.run(*operands, out=out, workspace=room)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import omnigemm
-from omnigemm.ops import _run
+from omnigemm.ops import _run, grouped
 
 OP = torch.ops.omnigemm.fp8_gemm
 
@@ -337,15 +338,20 @@ def test_one_matrix_in_both_places(executed: list[int]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_tracers_and_transforms_see_remembered_calls(through_dispatcher: list[int]) -> None:
+@pytest.mark.parametrize("of_lists", [False, True])
+def test_tracers_and_transforms_see_remembered_calls(through_dispatcher: list[int], of_lists: bool) -> None:
     """Also where the tensors themselves are none of theirs: the guard looks at what is in force around the call."""
-    given = operands()
-    wanted = omnigemm.fp8_gemm(*given)
-    omnigemm.fp8_gemm(*given)
+    given = lists(3, 2) if of_lists else operands()
+
+    def product() -> Tensor:
+        return omnigemm.grouped_gemm(*given)[1] if of_lists else omnigemm.fp8_gemm(*given)  # type: ignore[arg-type]
+
+    wanted = product()
+    product()
 
     def seen(x: Tensor) -> Tensor:
         through_dispatcher.clear()
-        result = omnigemm.fp8_gemm(*given)
+        result = product()
         assert through_dispatcher
         return x + result.float().sum()
 
@@ -356,5 +362,205 @@ def test_tracers_and_transforms_see_remembered_calls(through_dispatcher: list[in
     torch.func.jvp(seen, (one,), (one,))
     torch.func.functionalize(seen)(one)
     through_dispatcher.clear()
-    assert torch.equal(omnigemm.fp8_gemm(*given), wanted)
+    assert torch.equal(product(), wanted)
     assert not through_dispatcher
+
+
+# ------------------------------------------------------------------------------------------------ lists of tensors
+
+
+def lists(*rows: int) -> tuple[list[Tensor], list[Tensor]]:
+    return [torch.randn(m, 6) for m in rows], [torch.randn(6, 5) for _ in rows]
+
+
+def check_lists(
+    out: list[Tensor], a: list[Tensor], b: list[Tensor], c: Any = None, alpha: Any = 1.0, beta: Any = 0.0
+) -> None:
+    for i, one in enumerate(out):
+        s, t = (x if isinstance(x, float) else x[i] for x in (alpha, beta))
+        torch.testing.assert_close(one, s * (a[i] @ b[i]) + (t * c[i] if t else 0.0))
+
+
+def test_a_list_like_one_before_is_not_looked_up(executed: list[int]) -> None:
+    """Whatever the tensors and lists are in which it comes, and after whatever other lists."""
+    for _ in range(3):
+        for rows in ((3, 2, 4), (3, 2, 1), (3, 2)):
+            a, b = lists(*rows)
+            check_lists(omnigemm.grouped_gemm(a, b), a, b)
+            check_lists(omnigemm.grouped_gemm(tuple(a), tuple(b)), a, b)
+    assert len(executed) == 3
+    a, b = lists(3, 2, 4)
+    for _ in range(3):
+        out = [torch.full((m, 5), float("nan")) for m in (3, 2, 4)]
+        assert omnigemm.grouped_gemm(a, b, out=out) == out
+        check_lists(out, a, b)
+    assert len(executed) == 4
+
+
+def test_factors_of_a_list_are_not_kept(executed: list[int]) -> None:
+    a, b = lists(3, 2)
+    c = [torch.randn(3, 5), torch.randn(2, 5)]
+    for alpha, beta in ((2.0, 3.0), ([4.0, 5.0], [0.5, 7.0]), ([0.25, 3.0], 2.0)):
+        check_lists(omnigemm.grouped_gemm(a, b, c, alpha=alpha, beta=beta), a, b, c, alpha, beta)
+    assert len(executed) == 1
+    # Where C is read, and where nothing is scaled, is part of the call.
+    c[1].fill_(float("nan"))
+    for alpha, beta in ((2.0, [3.0, 0.0]), ([1.0, 2.0], [1.0, 0.0]), (2.0, [5.0, 0.0])):
+        check_lists(omnigemm.grouped_gemm(a, b, c, alpha=alpha, beta=beta), a, b, c, alpha, beta)
+    assert len(executed) == 4
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda a, b: (a, [b[0], torch.randn(12, 5)[::2]]),
+        lambda a, b: (a, [b[0], torch.randn(5, 6).t()]),
+        lambda a, b: (a, [b[0], torch.randn(6, 9)]),
+        lambda a, b: ([one.double().half() for one in a], [one.half() for one in b]),
+    ],
+    ids=["strides", "transposed", "columns", "dtype"],
+)
+def test_another_list_of_such_rows_is_another_call(change: Any) -> None:
+    given = lists(3, 2)
+    other = change(*given)
+    wanted = [x @ y for x, y in zip(*other, strict=True)]
+    for _ in range(2):
+        check_lists(omnigemm.grouped_gemm(*given), *given)
+        torch.testing.assert_close(omnigemm.grouped_gemm(*other), wanted)
+
+
+def test_lists_of_other_lengths_and_kinds_are_told_apart() -> None:
+    """As many tensors of the same kinds in the same order as in the call before, but in other lists."""
+    a, b, c, out = ([torch.randn(4, 4) for _ in range(3)] for _ in range(4))
+    spare = [torch.randn(4, 4) for _ in range(2)]
+    for right, wrong in (
+        ({"a": a, "b": b, "c": c, "beta": 2.0}, {"a": a, "b": [*b, spare[0]], "c": c[:2], "beta": 2.0}),
+        ({"a": a, "b": b, "out": out}, {"a": a, "b": b[:2], "out": [*out, spare[0]]}),
+        (
+            {"a": a, "b": b, "c": c, "out": out, "beta": 2.0},
+            {"a": a, "b": b, "c": c[:2], "out": [*out, spare[0]], "beta": 2.0},
+        ),
+    ):
+        for _ in range(2):
+            check_lists(omnigemm.grouped_gemm(**right), a, b, c, 1.0, right.get("beta", 0.0))  # type: ignore[arg-type]
+        with pytest.raises(omnigemm.ShapeError, match=r"has \d matrices, expected 3"):
+            omnigemm.grouped_gemm(**wrong)  # type: ignore[arg-type]
+    for _ in range(2):  # C, or the results
+        check_lists(omnigemm.grouped_gemm(a, b, c, beta=2.0), a, b, c, 1.0, 2.0)
+        check_lists(omnigemm.grouped_gemm(a, b, out=out), a, b)
+
+
+@pytest.mark.parametrize("wrong", [True, "1", [True, 1.0], [1.0], None], ids=str)
+def test_what_equals_a_lists_number_is_not_one(wrong: Any) -> None:
+    a, b = lists(3, 2)
+    for _ in range(2):
+        omnigemm.grouped_gemm(a, b, alpha=1.0)
+    with pytest.raises(omnigemm.OmniGemmError, match=r"alpha (is|has)"):
+        omnigemm.grouped_gemm(a, b, alpha=wrong)
+    with pytest.raises(omnigemm.DTypeError, match="out_dtype is 'fp32'"):
+        omnigemm.grouped_gemm(a, b, out_dtype="fp32")  # type: ignore[arg-type]
+    with pytest.raises(omnigemm.DTypeError, match="backend is 1"):
+        omnigemm.grouped_gemm(a, b, backend=1)  # type: ignore[arg-type]
+    with pytest.raises(omnigemm.DTypeError, match=r"b\[1\] is a NoneType"):
+        omnigemm.grouped_gemm(a, [b[0], None])  # type: ignore[list-item]
+
+
+def test_whoever_watches_sees_lists_too(through_dispatcher: list[int]) -> None:
+    a, b = lists(3, 2)
+    operator = torch.ops.omnigemm.grouped_gemm.default
+    for _ in range(2):
+        wanted = omnigemm.grouped_gemm(a, b)
+    assert not through_dispatcher
+    with Watch() as watch:
+        check_lists(omnigemm.grouped_gemm(a, b), a, b)
+    assert operator in watch.seen
+    compiled = torch.compile(lambda x, y: omnigemm.grouped_gemm([x, a[1]], [y, b[1]]), fullgraph=True, backend="eager")
+    assert torch.equal(compiled(a[0], b[0])[0], wanted[0])
+    del through_dispatcher[:]
+
+    class Own(Tensor):
+        pass
+
+    omnigemm.grouped_gemm([a[0], a[1].as_subclass(Own)], b)
+    assert len(through_dispatcher) == 1
+    b[1].requires_grad_()
+    with torch.no_grad():
+        omnigemm.grouped_gemm(a, b)
+        omnigemm.grouped_gemm(a, b)
+    assert len(through_dispatcher) == 1
+    omnigemm.grouped_gemm(a, b)
+    assert len(through_dispatcher) == 2
+
+
+def test_settings_are_part_of_a_list(executed: list[int]) -> None:
+    a, b = lists(3, 2)
+    for _ in range(2):
+        omnigemm.grouped_gemm(a, b)
+    with omnigemm.settings(deterministic=True):
+        omnigemm.grouped_gemm(a, b)
+    assert omnigemm.grouped_gemm(a, b, out_dtype=torch.bfloat16)[0].dtype == torch.bfloat16
+    assert len(executed) == 3
+
+
+def test_long_lists_take_more_of_what_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    _run.calls.clear()
+    monkeypatch.setattr(_run.Calls, "RECENT_LIMIT", 50)
+    for rows in range(1, 9):
+        omnigemm.grouped_gemm(*lists(*[rows] * 10))  # of 20 tensors
+        assert 1 <= len(_run.calls.recent) <= 2
+    monkeypatch.setattr(_run.Calls, "LIMIT", 10)
+    _run.calls.clear()
+    for rows in range(1, 9):
+        omnigemm.grouped_gemm(*lists(*[rows] * 32))  # as much as 5 products
+        assert 1 <= len(_run.calls) <= 2
+
+
+def test_in_place_lists_are_looked_at_closely_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    real = grouped.need_all_distinct
+    monkeypatch.setattr(grouped, "need_all_distinct", lambda *given: looked.append(1) or real(*given))
+    a, b = lists(3, 2)
+    c = [torch.zeros(3, 5), torch.zeros(2, 5)]
+    for turn in range(1, 4):
+        omnigemm.grouped_gemm(a, b, c, beta=2.0, out=c)
+        check_lists(c, a, b, alpha=2.0**turn - 1)
+    assert len(looked) == 1
+    moved = [one.clone() for one in c]
+    omnigemm.grouped_gemm(a, b, moved, beta=2.0, out=moved)
+    assert len(looked) == 2
+    with pytest.raises(omnigemm.LayoutError, match=r"out\[\d\] shares memory"):
+        omnigemm.grouped_gemm(a, b, [moved[0], moved[0][:2]], beta=2.0, out=moved)
+
+
+def test_a_tensor_that_comes_twice_in_a_list(executed: list[int]) -> None:
+    """One weight in several products, and C that is `out`: recognised as such, and told from lists without."""
+    a, b = lists(3, 2, 3)
+    shared, out = [b[0], b[1], b[0]], [torch.zeros(m, 5) for m in (3, 2, 3)]
+    for turn in range(1, 4):
+        check_lists(omnigemm.grouped_gemm(a, shared), a, shared)
+        omnigemm.grouped_gemm([a[0]], [b[0]], [out[0]], beta=2.0, out=[out[0]])
+        check_lists([out[0]], a, b, alpha=2.0**turn - 1)
+    assert len(executed) == 2
+    for given in (b, [b[0], b[1], b[1]], shared, [b[2], b[1], b[2]]):
+        check_lists(omnigemm.grouped_gemm(a, given), a, given)
+    assert len(executed) == 5, "the last two are alike"
+
+
+def test_overlaps_of_lists_are_found_by_addresses() -> None:
+    """Against a count of who uses each byte."""
+    source, room, found = random.Random(0), torch.zeros(64, dtype=torch.uint8), [0, 0]
+    for _ in range(2000):
+        tensors, uses = [], torch.zeros(2, 64, dtype=torch.int64)
+        outs = source.randint(1, 3)
+        for i in range(outs + source.randint(0, 4)):
+            start, size = source.randint(0, 60), source.randint(0, 4)
+            tensors.append(room[start : start + size])
+            uses[int(i >= outs), start : start + size] += 1
+        fine = not bool(((uses[0] > 1) | (uses[0] > 0) & (uses[1] > 0)).any())
+        reach, looks = _run.ListReach(outs, tensors), []
+        starts = [one.data_ptr() for one in tensors]
+        for _ in range(2):  # what was looked at closely, and passed, is known
+            reach.need_apart(starts, lambda looks=looks: looks.append(1))
+        assert looks == ([] if fine else [1])
+        found[fine] += 1
+    assert min(found) > 300

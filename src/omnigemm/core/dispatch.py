@@ -224,19 +224,24 @@ class PlanCache(Generic[T]):
 
     def __init__(self) -> None:
         self._entries: dict[Hashable, T] = {}
+        self._held = 0
         self._lock = threading.Lock()
         self.get: Callable[[Hashable], T | None] = self._entries.get
 
-    def put(self, key: Hashable, entry: T) -> T:
-        """Keep the entry, or return the one that another thread put first."""
+    def put(self, key: Hashable, entry: T, size: int = 1) -> T:
+        """Keep the entry, or return the one that another thread put first. `size`: as many usual ones take its room."""
         with self._lock:
-            if len(self._entries) >= self.LIMIT:
-                self._entries.clear()
+            if key not in self._entries:
+                if self._held + size > self.LIMIT:
+                    self._entries.clear()
+                    self._held = 0
+                self._held += size
             return self._entries.setdefault(key, entry)
 
     def clear(self) -> None:
         with self._lock:
             self._entries.clear()
+            self._held = 0
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -28,16 +28,24 @@ class Plan:
     kernel: str
     launch: Launch
     config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    workspace_bytes: int = 0
+    workspace_bytes: int = 0  # of device memory that a run takes, from torch's allocator or from its caller
     bind: Callable[..., Launch] | None = None  # (out, *operands) to a launch for tensors that lie just like these
     bind_addresses: Callable[..., AddressLaunch | None] | None = None  # the same, if addresses are all that it needs
     uses_torch: bool = True  # `launch` calls operations of torch, which then must not look for gradients
+    # Keywords that `launch` and what `bind` makes have: memory to work in; for lists, the addresses of all tensors,
+    # results first and then in the order of the operands, which were read to see that they do not overlap.
+    takes_workspace: bool = False
+    takes_addresses: bool = False
 
-    def run(self, *operands: Any, out: Any = None, **named: Any) -> Any:
-        """Run on operands as the op takes them (without backend and out_dtype), written to `out` if given."""
+    def run(self, *operands: Any, out: Any = None, workspace: torch.Tensor | None = None, **named: Any) -> Any:
+        """Run on operands as the op takes them (without backend and out_dtype), written to `out` if given.
+
+        `workspace` is memory of `workspace_bytes` or more, which other runs may have used before and may use after on
+        the same stream. Kernels that need none leave it alone.
+        """
         from ..ops import run_plan  # late: the operations are built on plans
 
-        return run_plan(self, operands, named, out)
+        return run_plan(self, operands, named, out, workspace)
 
     def __str__(self) -> str:
         config = ", ".join(f"{key}={value}" for key, value in self.config.items())

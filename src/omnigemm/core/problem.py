@@ -62,11 +62,13 @@ class Problem:
     bias: bool = False
     c: bool = False  # C is read: beta is not 0
     scaled: bool = False  # alpha is not 1
-    a_layout: str = "row"  # row, col, strided: which of the last two strides is 1
+    a_layout: str = "row"  # row, col, strided: which of the last two strides is 1; of lists also mixed
     b_layout: str = "row"
     shapes: tuple[tuple[int, int, int], ...] = ()
     # Rows that a masked group may have: a hint for choosing a config, not a part of what is computed. 0: unknown.
     expected_m: int = dataclasses.field(default=0, compare=False)
+    # alpha or beta of a list are tensors on the device. Also a hint: libraries that want numbers wait for them.
+    device_factors: bool = dataclasses.field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("m", "n", "k"):
@@ -98,7 +100,7 @@ class Problem:
             words.append(f"scales {self.a_scale} x {self.b_scale}")
         if self.is_int4:
             words.append(f"groups of {self.group_size}")
-        flags = ("zero_points", "act_order", "bias", "c", "scaled")
+        flags = ("zero_points", "act_order", "bias", "c", "scaled", "device_factors")
         words += [name.replace("_", " ") for name in flags if getattr(self, name)]
         words += [f"{x} {layout}" for x, layout in (("a", self.a_layout), ("b", self.b_layout)) if layout != "row"]
         return ", ".join(words)
@@ -138,6 +140,7 @@ def describe(
     b_layout: str | None = None,
     shapes: Sequence[tuple[int, int, int]] | None = None,
     expected_m: int | None = None,
+    device_factors: bool = False,
 ) -> Problem:
     """A Problem from keywords. What is not given takes the op's usual value."""
     if op not in OPS:
@@ -152,14 +155,17 @@ def describe(
     ):
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
             raise ShapeError(f"{op}: {name} is {size!r}, expected a whole number >= 0")
+    ways = ("row", "col", "strided", "mixed") if op == "grouped_gemm" else ("row", "col", "strided")
     for name, layout in (("a_layout", a_layout), ("b_layout", b_layout)):
-        if layout not in (None, "row", "col", "strided"):
-            raise ShapeError(f"{op}: {name} is {layout!r}, expected row, col or strided")
+        if layout not in (None, *ways):
+            raise ShapeError(f"{op}: {name} is {layout!r}, expected {', '.join(ways[:-1])} or {ways[-1]}")
     grouped = op.startswith("grouped_")
     if groups is not None and not grouped:
         raise ShapeError(f"{op}: groups is {groups}, but only grouped operations have groups")
     if expected_m is not None and op != "grouped_gemm_masked":
         raise ShapeError(f"{op}: expected_m is {expected_m}, but only grouped_gemm_masked has it")
+    if device_factors and op != "grouped_gemm":
+        raise ShapeError(f"{op}: device_factors is {device_factors}, but only grouped_gemm has alpha and beta there")
     if batch != 1 and op not in ("gemm", "int8_gemm"):
         raise ShapeError(f"{op}: batch is {batch}, but only gemm and int8_gemm are batched")
 
@@ -219,6 +225,7 @@ def describe(
         b_layout=b_layout or usual_layout,
         shapes=sizes,
         expected_m=expected_m or 0,
+        device_factors=device_factors,
     )
 
 

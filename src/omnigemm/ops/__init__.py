@@ -35,9 +35,9 @@ OPERATIONS = {
 }
 
 
-def run_plan(plan: Plan, operands: tuple[Any, ...], named: dict[str, Any], out: Any) -> Any:
+def run_plan(plan: Plan, operands: tuple[Any, ...], named: dict[str, Any], out: Any, workspace: Any = None) -> Any:
     operation = OPERATIONS[plan.problem.op]
-    return _run.run_plan(operation, plan, operation.collect(*operands, **named), out)
+    return _run.run_plan(operation, plan, operation.collect(*operands, **named), out, workspace)
 
 
 __all__ = [

@@ -8,25 +8,29 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from operator import itemgetter
+from functools import partial
+from operator import is_, itemgetter
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..core.dispatch import PlanCache, choose
 from ..core.dtypes import BY_NAME, name_of
-from ..core.errors import DTypeError, ShapeError
+from ..core.errors import DTypeError, ShapeError, WorkspaceError
 from ..core.plan import AddressLaunch, Launch, Plan
 from ..core.problem import Problem
 from ..core.settings import Settings, current
 from ..core.watched import dispatch_modes, function_modes, watched
-from .checks import OutSpec, reach
+from .checks import OutSpec, reach, show
 
 NAMESPACE = "omnigemm"
 library = torch.library.Library(NAMESPACE, "DEF")
 
 Operands = tuple[Any, ...]
+ListTensors = Callable[[Any, Operands], tuple[Tensor, ...]]
+WORKSPACE_ALIGN = 128  # bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +38,8 @@ class Operation:
     """`check(operands, out, out_dtype)` validates metadata; `describe(operands, result)` names the problem.
 
     `collect` turns the public arguments (without out, out_dtype and backend) into operands; `distinct` refuses an
-    `out` that shares memory with an input. The operand at `may_be_out` may be `out` itself.
+    `out` that shares memory with an input. The operand at `may_be_out` may be `out` itself. Operations on lists say
+    what is in them: `tensors(out, operands)` has all tensors, results first.
     """
 
     name: str
@@ -43,6 +48,7 @@ class Operation:
     collect: Callable[..., Operands]
     distinct: Callable[[Operands, Any], None]
     may_be_out: int | None = None
+    tensors: ListTensors | None = None
 
 
 class Ops(NamedTuple):
@@ -59,8 +65,35 @@ class Ops(NamedTuple):
 class Reach(NamedTuple):
     """Bytes from the first to the last element. For tensors that lie like these, overlaps show in addresses alone."""
 
-    out: Any  # of `out`, or a list with those of each result
-    operands: tuple[tuple[int, Any], ...]  # the same of operands that are tensors, or lists of them, by their positions
+    out: int
+    operands: tuple[tuple[int, int], ...]  # by their positions
+
+
+class ListReach:
+    """The same for lists of tensors, results first: none of these may share memory with another tensor."""
+
+    def __init__(self, outs: int, tensors: Sequence[Tensor]) -> None:
+        sizes = [reach(one) for one in tensors]
+        self._used = np.array([i for i, size in enumerate(sizes) if size], dtype=np.int64)
+        self._sizes = np.array(sizes, dtype=np.int64)[self._used]
+        self._is_out = self._used < outs
+        self._fine: list[int] = []  # addresses that were found to be
+
+    def need_apart(self, starts: list[int], look_closer: Callable[[], None]) -> None:
+        if starts != self._fine:
+            if not self._far_apart(starts):
+                look_closer()
+            self._fine = starts
+
+    def _far_apart(self, starts: list[int]) -> bool:
+        """One sweep over addresses."""
+        begins = np.array(starts, dtype=np.int64)[self._used]
+        order = begins.argsort()
+        begins, is_out = begins[order], self._is_out[order]
+        ends = begins + self._sizes[order]
+        # How far what came before reaches: all of it, and results alone.
+        anything, written = np.maximum.accumulate(ends), np.maximum.accumulate(np.where(is_out, ends, 0))
+        return not bool((begins[1:] < np.where(is_out[1:], anything[:-1], written[:-1])).any())
 
 
 class Call(NamedTuple):
@@ -70,14 +103,18 @@ class Call(NamedTuple):
     launch: Launch
     fresh: Callable[[], Any]  # a new result
     reach: Reach | None = None
-    at: AddressLaunch | None = None  # the launch for those who know the addresses already
+    list_reach: ListReach | None = None
+    at: AddressLaunch | None = None  # the launch for those who know the addresses already, not of lists
 
 
 class Recent(NamedTuple):
-    """The last call with a weight and so many rows. Of (out, out_dtype, backend, *arguments), all must be as then."""
+    """The last call with a weight and so many rows, or with lists of such sizes.
+
+    Of (out, out_dtype, backend, *arguments), all must be as then.
+    """
 
     call: Call
-    tensors: Callable[[Operands], Operands]
+    tensors: Callable[[Operands], Operands]  # all of them, also those in lists
     same: Callable[..., bool]  # their types, shapes, strides, dtypes, devices and gradients
     others: Callable[[Operands], Operands]
     values: Operands  # of the others
@@ -91,23 +128,36 @@ class Recent(NamedTuple):
 class Calls(PlanCache[Call]):
     """By signature; and the last one with each weight and number of rows, which is found in less time."""
 
-    RECENT_LIMIT = 16384
+    RECENT_LIMIT = 65536  # tensors of all calls, of which lists have many
 
     def __init__(self) -> None:
         super().__init__()
-        self.recent: dict[tuple[str, int, int], Recent] = {}
+        self.recent: dict[tuple[Any, ...], Recent] = {}
+        self._recent_tensors = 0
 
-    def remember(self, place: tuple[str, int, int], recent: Recent) -> None:
-        if len(self.recent) >= self.RECENT_LIMIT:
-            self.recent.clear()
+    def remember(self, place: tuple[Any, ...], recent: Recent, tensors: int) -> None:
+        if place not in self.recent:
+            if self._recent_tensors + tensors > self.RECENT_LIMIT:
+                self.recent.clear()
+                self._recent_tensors = 0
+            self._recent_tensors += tensors
         self.recent[place] = recent
 
     def clear(self) -> None:
         super().clear()
         self.recent.clear()
+        self._recent_tensors = 0
 
 
 calls = Calls()
+
+
+# Only "no C" and "no scaling" choose: all other alphas and betas share a plan.
+_kind_of = {0.0: 0.0, 1.0: 1.0}.get
+
+
+def _kinds(numbers: Sequence[float]) -> tuple[float | None, ...]:
+    return tuple(map(_kind_of, numbers))
 
 
 def _signature(values: Sequence[Any]) -> tuple[Any, ...]:
@@ -117,9 +167,10 @@ def _signature(values: Sequence[Any]) -> tuple[Any, ...]:
         if isinstance(value, Tensor):
             found += (value.shape, value.stride(), value.dtype, value.device)
         elif isinstance(value, (list, tuple)):
-            found.append(_signature(value))
-        elif isinstance(value, float) and value not in (0.0, 1.0):
-            found.append("number")  # only "no C" and "no scaling" choose; other alphas and betas share a plan
+            numbers = bool(value) and isinstance(value[0], float)
+            found.append(_kinds(value) if numbers else _signature(value))
+        elif isinstance(value, float):
+            found += _kinds((value,))
         else:
             found.append(value)
     return tuple(found)
@@ -136,10 +187,17 @@ def call_for(
     spec = operation.check(operands, out, out_dtype)
     device = spec.device if isinstance(spec, OutSpec) else spec[0].device
     plan = choose(operation.describe(operands, spec), device, backend)
+    return _keep(key, operation, plan, spec, operands, out)
+
+
+def _keep(key: Any, operation: Operation, plan: Plan, spec: Any, operands: Operands, out: Any) -> Call:
     example = allocate(spec) if out is None else out
     launch = plan.launch if plan.bind is None else plan.bind(example, *operands)
+    of_lists = None if operation.tensors is None else ListReach(len(example), operation.tensors(example, operands))
+    of_others = _reach(example, operands) if of_lists is None else None
     at = None if plan.bind_addresses is None else plan.bind_addresses(example, *operands)
-    return calls.put(key, Call(plan, launch, _allocator(spec), _reach(example, operands), at))
+    made = Call(plan, launch, _allocator(spec), of_others, of_lists, at)
+    return calls.put(key, made, 1 if isinstance(spec, OutSpec) else 1 + len(spec) // 8)
 
 
 def execute(
@@ -149,24 +207,15 @@ def execute(
     return _launch(operation, call_for(operation, operands, out, out_dtype, backend), operands, out)
 
 
-def _reach(out: Any, operands: Operands) -> Reach | None:
-    if not isinstance(out, Tensor):
-        lists = [(i, one) for i, one in enumerate(operands) if _tensors(one)]
-        return Reach([reach(one) for one in out], tuple((i, [reach(each) for each in one]) for i, one in lists))
+def _reach(out: Tensor, operands: Operands) -> Reach | None:
     if any(isinstance(one, (list, tuple)) for one in operands):
         return None  # tensors inside of other things: always a closer look
     found = ((i, reach(one)) for i, one in enumerate(operands) if isinstance(one, Tensor))
     return Reach(reach(out), tuple((i, size) for i, size in found if size))
 
 
-def _tensors(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and bool(value) and isinstance(value[0], Tensor)
-
-
-def _far_apart(sizes: Reach, out: Any, operands: Operands, may_be_out: int | None) -> bool:
+def _far_apart(sizes: Reach, out: Tensor, operands: Operands, may_be_out: int | None) -> bool:
     """Whether `out` begins after or ends before each operand: then it needs no closer look."""
-    if isinstance(sizes.out, list):
-        return _all_far_apart(sizes, out, operands)
     start = out.data_ptr()
     end = start + sizes.out
     for i, size in sizes.operands:
@@ -176,23 +225,12 @@ def _far_apart(sizes: Reach, out: Any, operands: Operands, may_be_out: int | Non
     return True
 
 
-def _all_far_apart(sizes: Reach, outs: Sequence[Tensor], operands: Operands) -> bool:
-    """The same for lists: each of `outs`, also from the others of them. One sweep over addresses."""
-    spans = [(one.data_ptr(), size, True) for one, size in zip(outs, sizes.out, strict=True) if size]
-    for i, each in sizes.operands:
-        spans += [(one.data_ptr(), size, False) for one, size in zip(operands[i], each, strict=True) if size]
-    spans.sort()
-    written = anything = 0  # how far what came before reaches
-    for start, size, is_out in spans:
-        if start < (anything if is_out else written):
-            return False
-        anything = max(anything, start + size)
-        if is_out:
-            written = max(written, start + size)
-    return True
+_address = Tensor.data_ptr
 
 
 def _launch(operation: Operation, call: Call, operands: Operands, out: Any) -> Any:
+    if operation.tensors is not None:
+        return _launch_list(operation, operation.tensors, call, operands, out)
     if out is None:
         out = call.fresh()
     elif call.reach is None or not _far_apart(call.reach, out, operands, operation.may_be_out):
@@ -200,13 +238,27 @@ def _launch(operation: Operation, call: Call, operands: Operands, out: Any) -> A
     return _write(call, operands, out)
 
 
-def _write(call: Call, operands: Operands, out: Any) -> Any:
+def _launch_list(operation: Operation, tensors: ListTensors, call: Call, operands: Operands, out: Any) -> Any:
+    """The same for lists. Addresses are read once, to see that results have memory of their own and for the launch."""
+    fresh, takes_addresses = out is None, call.plan.takes_addresses
+    if fresh:
+        out = call.fresh()
+    if fresh and not takes_addresses:
+        return _write(call, operands, out)
+    addresses = [*map(_address, tensors(out, operands))]
+    if not fresh:
+        assert call.list_reach is not None
+        call.list_reach.need_apart(addresses, lambda: operation.distinct(operands, out))
+    return _write(call, operands, out, addresses=addresses) if takes_addresses else _write(call, operands, out)
+
+
+def _write(call: Call, operands: Operands, out: Any, **words: Any) -> Any:
     if call.plan.uses_torch:
         # Parameters that require gradients are fine operands; torch's kernels with out= would refuse them otherwise.
         with torch._C._AutoDispatchBelowAutograd():
-            call.launch(out, *operands)
+            call.launch(out, *operands, **words)
     else:
-        call.launch(out, *operands)
+        call.launch(out, *operands, **words)
     return out
 
 
@@ -222,18 +274,25 @@ _empty_strided_cuda: Any = getattr(torch._C._dynamo.guards, "_empty_strided_cuda
 
 def _allocator(spec: OutSpec | Sequence[OutSpec]) -> Callable[[], Any]:
     """`allocate(spec)`, prepared."""
-    if not isinstance(spec, OutSpec) or spec.device.type != "cuda" or _empty_strided_cuda is None:
+    specs: Sequence[OutSpec] = [spec] if isinstance(spec, OutSpec) else spec
+    device = specs[0].device
+    if device.type != "cuda" or _empty_strided_cuda is None:
         return lambda: allocate(spec)
-    shape, strides, dtype = tuple(spec.shape), torch.empty(spec.shape, device="meta").stride(), spec.dtype
-    index, current_device = spec.device.index, torch._C._cuda_getDevice
+    index, current_device = device.index, torch._C._cuda_getDevice
+    forms = [(tuple(one.shape), torch.empty(one.shape, device="meta").stride(), one.dtype) for one in specs]
+    form = forms[0]
 
     def fresh() -> Tensor:
-        if current_device() != index:
-            return torch.empty(shape, dtype=dtype, device=spec.device)
-        made: Tensor = _empty_strided_cuda(shape, strides, dtype)
+        made: Tensor = _empty_strided_cuda(*form) if current_device() == index else allocate(spec)
         return made
 
-    return fresh
+    def all_fresh() -> list[Tensor]:
+        made: list[Tensor] = (
+            [_empty_strided_cuda(*one) for one in forms] if current_device() == index else allocate(spec)
+        )
+        return made
+
+    return fresh if isinstance(spec, OutSpec) else all_fresh
 
 
 def register(
@@ -270,7 +329,7 @@ def register(
     return Ops(name, operation, gather, outs, getattr(space, name).default, getattr(space, f"{name}_out").default)
 
 
-_PLAIN = frozenset((Tensor, torch.nn.Parameter))
+PLAIN = frozenset((Tensor, torch.nn.Parameter))
 
 
 _WORDS = 3  # of (out, out_dtype, backend, *arguments), those before the arguments
@@ -279,12 +338,10 @@ ANEW = object()  # what was not done, and must be done from the start
 # torch.compile's check that tensors are what they were: one call for all of them. It also compares what torch's
 # dispatcher would see here and now, so a tracer or a transform does not pass; modes may.
 _TensorGuards: Any = getattr(torch._C._dynamo.guards, "TensorGuards", None)
-_is_compiling, _is_grad_enabled, _address = torch.compiler.is_compiling, torch.is_grad_enabled, Tensor.data_ptr
+_is_compiling, _is_grad_enabled, _size = torch.compiler.is_compiling, torch.is_grad_enabled, Tensor.size
 
 
-def repeated(
-    ops: Ops, arguments: Operands, out: Tensor | None, out_dtype: torch.dtype | None, backend: str | None
-) -> Any:
+def repeated(ops: Ops, arguments: Operands, out: Any, out_dtype: torch.dtype | None, backend: str | None) -> Any:
     """Run a call like the last one with its weight and number of rows, or answer ANEW: then it must be looked at.
 
     Public functions ask this first, with their arguments as they are. Written out in one piece, because each call of a
@@ -292,8 +349,12 @@ def repeated(
     """
     if _is_compiling() or dispatch_modes() or function_modes():  # first: nobody who looks must see what was remembered
         return ANEW
+    first = arguments[0]
     try:
-        recent = calls.recent[ops.name, id(arguments[1]), arguments[0].shape[-2]]
+        if type(first) is list:
+            recent = calls.recent[_list_place(ops, first)]
+        else:
+            recent = calls.recent[ops.name, id(arguments[1]), first.shape[-2]]
     except (KeyError, AttributeError, IndexError, TypeError):  # unknown, or not even a matrix
         return ANEW
     call, pick, same, others, values, numbers, room, apart, settings, gradients = recent
@@ -323,9 +384,7 @@ def repeated(
     return out if launch(*numbers, *addresses) else _write(call, ops.gather(*arguments), out)
 
 
-def _shortcut(
-    ops: Ops, arguments: Operands, out: Tensor | None, out_dtype: torch.dtype | None, backend: str | None
-) -> Any:
+def _shortcut(ops: Ops, arguments: Operands, out: Any, out_dtype: torch.dtype | None, backend: str | None) -> Any:
     """Run a call without torch's dispatcher and remember it, or answer ANEW if it is watched, has subclasses of Tensor,
     or gradients. The dispatcher costs two microseconds, and with none of these it changes nothing."""
     if watched():
@@ -333,11 +392,18 @@ def _shortcut(
     operation = ops.operation
     given = (out, out_dtype, backend, *arguments)
     _check_words(ops, out, out_dtype, backend)
-    tensors = [i for i, one in enumerate(given) if type(one) in _PLAIN]
-    others = [i for i in range(len(given)) if i not in tensors]
-    if any(i >= _WORDS and given[i] is not None and type(given[i]) not in (float, int) for i in others):
+    if operation.tensors is None:
+        tensors = [i for i, one in enumerate(given) if type(one) in PLAIN]
+        others = [i for i in range(len(given)) if i not in tensors]
+        if any(i >= _WORDS and given[i] is not None and type(given[i]) not in (float, int) for i in others):
+            return ANEW
+        pick, rest = _picker(tensors), _picker(others)
+    else:
+        pick, rest = _list_picker(ops, operation.tensors), _list_others
+    picked = pick(given)
+    if not PLAIN.issuperset(map(type, picked)):
         return ANEW
-    gradients = any(given[i].requires_grad for i in tensors)
+    gradients = any(one.requires_grad for one in picked)
     if gradients and torch.is_grad_enabled():
         return ANEW
     operands = ops.gather(*arguments)
@@ -345,50 +411,72 @@ def _shortcut(
     found = call_for(operation, operands, out, out_dtype if out is None else None, backend)
     result = _launch(operation, found, operands, out)
     if _TensorGuards is not None:
-        place = ops.name, id(arguments[1]), arguments[0].size(-2)
-        calls.remember(place, _recent(ops, found, given, tensors, others, gradients))
+        room, apart = (0, ()) if found.at is None else _spans(ops, given)
+        recent = Recent(
+            call=found,
+            tensors=pick,
+            same=_guard(picked),
+            others=rest,
+            values=rest(given),
+            numbers=tuple(one for one in arguments if type(one) is float),
+            room=room,
+            apart=apart,
+            settings=current(),
+            gradients=gradients,
+        )
+        first = arguments[0]
+        place = _list_place(ops, first) if operation.tensors else (ops.name, id(arguments[1]), first.size(-2))
+        calls.remember(place, recent, len(picked))
     return result
 
 
-def _recent(ops: Ops, found: Call, given: Operands, tensors: list[int], others: list[int], gradients: bool) -> Recent:
-    """`tensors` and `others` are places in (out, out_dtype, backend, *arguments)."""
-    pick, rest = _picker(tensors), _picker(others)
-    out, room, apart = given[0], 0, []
-    if out is not None:
-        c = None if ops.operation.may_be_out is None else _WORDS + ops.operation.may_be_out
-        other = [i != 0 and not (i == c and given[i] is out) for i in tensors]
-        room, apart = reach(out), [(at, reach(given[i])) for at, i in enumerate(tensors) if other[at]]
-    return Recent(
-        call=found,
-        tensors=pick,
-        same=_guard(pick(given)),
-        others=rest,
-        values=rest(given),
-        numbers=tuple(given[i] for i in others if i >= _WORDS and type(given[i]) is float),
-        room=room,
-        apart=tuple(apart),
-        settings=current(),
-        gradients=gradients,
-    )
+def _spans(ops: Ops, given: Operands) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """`room` and `apart` of Recent."""
+    out, c = given[0], ops.operation.may_be_out
+    if out is None:
+        return 0, ()
+    tensors = [i for i, one in enumerate(given) if type(one) in PLAIN]
+    itself = [i == 0 or (c is not None and i == _WORDS + c and given[i] is out) for i in tensors]
+    return reach(out), tuple((at, reach(given[i])) for at, i in enumerate(tensors) if not itself[at])
 
 
 def _guard(tensors: Operands) -> Callable[..., bool]:
-    """Whether tensors are like these. Torch's guard refuses one that comes twice, such as a C that is `out`: it gets
-    each once, and the others are compared with it."""
+    """Whether tensors are like these. Torch's guard refuses one that comes twice, such as a C that is `out` or a weight
+    of several products: it gets each once, and the others are compared with it."""
     first = {id(one): i for i, one in reversed(list(enumerate(tensors)))}
-    once = sorted(first.values())
-    same: Callable[..., bool] = _TensorGuards(
-        *(tensors[i] for i in once), dynamic_dims_sizes=None, dynamic_dims_strides=None
-    ).check
-    twins = [(first[id(one)], i) for i, one in enumerate(tensors) if first[id(one)] != i]
-    if not twins:
+    once = _picker(sorted(first.values()))
+    same: Callable[..., bool] = _TensorGuards(*once(tensors), dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    again = [i for i, one in enumerate(tensors) if first[id(one)] != i]
+    if not again:
         return same
-    return lambda *given: all(given[i] is given[j] for i, j in twins) and same(*(given[i] for i in once))
+    firsts, twins = _picker([first[id(tensors[i])] for i in again]), _picker(again)
+    return lambda *given: all(map(is_, firsts(given), twins(given))) and same(*once(given))
 
 
 def _picker(places: Sequence[int]) -> Callable[[Operands], Operands]:
     """What is at these places, always as a tuple."""
     return itemgetter(*places) if len(places) > 1 else lambda given: tuple(given[i] for i in places)
+
+
+def _list_place(ops: Ops, matrices: Sequence[Tensor]) -> tuple[Any, ...]:
+    """Lists are made anew for every call, so they are found by what they hold."""
+    return (ops.name, *map(_size, matrices))
+
+
+def _list_picker(ops: Ops, tensors: ListTensors) -> Callable[[Operands], Operands]:
+    return lambda given: tensors(given[0] or (), ops.gather(*given[_WORDS:]))
+
+
+def _list_others(given: Operands) -> Operands:
+    """What else a call with lists depends on: how many tensors each of them has, kinds of numbers, and words."""
+    found: list[Any] = []
+    for value in given:
+        kind = type(value)
+        if kind is list:
+            found.append(_kinds(value) if value and type(value[0]) is float else len(value))
+        else:
+            found.append(Tensor if kind in PLAIN else value)
+    return tuple(found)
 
 
 def _check_words(ops: Ops, out: Any, out_dtype: Any, backend: Any) -> None:
@@ -421,17 +509,48 @@ def call(ops: Ops, arguments: Operands, out: Any, out_dtype: torch.dtype | None,
     return out
 
 
-def run_plan(operation: Operation, plan: Plan, operands: Operands, out: Any) -> Any:
+def run_plan(operation: Operation, plan: Plan, operands: Operands, out: Any, workspace: Any = None) -> Any:
     """Run a plan on operands that must be the problem it was made for."""
-    wanted = plan.problem
-    spec = operation.check(operands, out, None if out is not None else BY_NAME[wanted.out_dtype])
-    problem = operation.describe(operands, spec)
-    if problem != wanted:
-        given, planned = dataclasses.asdict(problem), dataclasses.asdict(wanted)
-        differences = ", ".join(
-            f"{field} is {given[field]!r} (planned {planned[field]!r})"
-            for field in given
-            if given[field] != planned[field]
-        )
-        raise ShapeError(f"{operation.name}: the operands are not the plan's problem: {differences}")
-    return _launch(operation, Call(plan, plan.launch, lambda: allocate(spec)), operands, out)
+    if workspace is not None:
+        _need_workspace(operation, plan, workspace, operands, out)
+    key = (plan, *_signature((out, *operands)))
+    found = calls.get(key)
+    if found is None:
+        wanted = plan.problem
+        spec = operation.check(operands, out, None if out is not None else BY_NAME[wanted.out_dtype])
+        problem = operation.describe(operands, spec)
+        if problem != wanted:
+            given, planned = dataclasses.asdict(problem), dataclasses.asdict(wanted)
+            differences = ", ".join(
+                f"{field} is {given[field]!r} (planned {planned[field]!r})"
+                for field in given
+                if given[field] != planned[field]
+            )
+            raise ShapeError(f"{operation.name}: the operands are not the plan's problem: {differences}")
+        found = _keep(key, operation, plan, spec, operands, out)
+    if workspace is not None and plan.takes_workspace:
+        found = found._replace(launch=partial(found.launch, workspace=workspace))
+    return _launch(operation, found, operands, out)
+
+
+def _need_workspace(operation: Operation, plan: Plan, workspace: Any, operands: Operands, out: Any) -> None:
+    name = operation.name
+    if not isinstance(workspace, Tensor):
+        raise WorkspaceError(f"{name}: workspace is a {type(workspace).__name__}, expected a tensor")
+    size = workspace.numel() * workspace.element_size()
+    if not workspace.is_contiguous() or size < plan.workspace_bytes:
+        what = f"{size} bytes" if workspace.is_contiguous() else f"strides {workspace.stride()}"
+        raise WorkspaceError(f"{name}: workspace has {what}, expected {plan.workspace_bytes} bytes side by side")
+    here, there = workspace.device, plan.device
+    if here.type != there.type or there.index not in (None, here.index):
+        raise WorkspaceError(f"{name}: workspace is on {here}, expected {there}, the device of the plan")
+    start = workspace.data_ptr()
+    if plan.takes_workspace and start % WORKSPACE_ALIGN:
+        raise WorkspaceError(f"{name}: workspace begins at {start:#x}, expected a multiple of {WORKSPACE_ALIGN}")
+    if operation.tensors is None:
+        tensors = [one for one in (out, *operands) if isinstance(one, Tensor)]
+    else:
+        tensors = list(operation.tensors(out or (), operands))
+    for one in tensors:
+        if one.data_ptr() < start + size and start < one.data_ptr() + reach(one):
+            raise WorkspaceError(f"{name}: workspace shares memory with {show(one)}, expected memory of its own")

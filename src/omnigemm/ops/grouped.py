@@ -13,7 +13,7 @@ from ..core.errors import DTypeError, ShapeError
 from ..core.problem import Problem, layout_of
 from ..core.weights import Int4Parts
 from ..quant import Int4Weight
-from ._run import ANEW, Operands, Operation, call, register, repeated
+from ._run import ANEW, PLAIN, Operands, Operation, call, register, repeated
 from .checks import (
     OutSpec,
     as_scale,
@@ -39,12 +39,19 @@ _LIST = "grouped_gemm"
 
 
 def _check_list(operands: Operands, out: Sequence[Tensor] | None, out_dtype: torch.dtype | None) -> list[OutSpec]:
-    a, b, c, _, beta = operands
+    a, b, c, alpha, beta = operands
     if not a:
         raise ShapeError(f"{_LIST}: a has 0 matrices, expected at least one group")
     for name, given in (("b", b), ("c", c), ("out", out)):
         if given is not None and len(given) != len(a):
             raise ShapeError(f"{_LIST}: {name} has {len(given)} matrices, expected {len(a)}, one for each of a")
+    for name, factors in (("alpha", alpha), ("beta", beta)):
+        if isinstance(factors, Tensor):
+            _check_factors(name, factors, a)
+    if c is None and isinstance(beta, Tensor):
+        raise ShapeError(f"{_LIST}: c is None, expected a list of matrices because beta is a tensor on the device")
+    # What the device multiplies C by may be anything.
+    beta = [1.0] * len(a) if isinstance(beta, Tensor) else beta
     specs = []
     for i in range(len(a)):
         need_dtype(_LIST, f"a[{i}]", a[i], FLOATS)
@@ -65,6 +72,13 @@ def _check_list(operands: Operands, out: Sequence[Tensor] | None, out_dtype: tor
     return specs
 
 
+def _check_factors(name: str, factors: Tensor, a: Sequence[Tensor]) -> None:
+    """Numbers that stay on the device."""
+    need_dtype(_LIST, name, factors, (torch.float32,))
+    need_shape(_LIST, name, factors, [(), (1,), (len(a),)], "one number or one per group")
+    need_one_device(_LIST, "a[0]", a[0], **{name: factors})
+
+
 def _describe_list(operands: Operands, specs: list[OutSpec]) -> Problem:
     a, b, c, alpha, beta = operands
     shapes = tuple((x.size(0), y.size(1), x.size(1)) for x, y in zip(a, b, strict=True))
@@ -77,11 +91,12 @@ def _describe_list(operands: Operands, specs: list[OutSpec]) -> Problem:
         a_dtype=name_of(a[0].dtype),
         b_dtype=name_of(b[0].dtype),
         out_dtype=name_of(specs[0].dtype),
-        c=c is not None and any(beta),
-        scaled=any(value != 1.0 for value in alpha),
+        c=c is not None and (isinstance(beta, Tensor) or any(beta)),
+        scaled=isinstance(alpha, Tensor) or any(value != 1.0 for value in alpha),
         a_layout=_common(a),
         b_layout=_common(b),
         shapes=shapes,
+        device_factors=isinstance(alpha, Tensor) or isinstance(beta, Tensor),
     )
 
 
@@ -91,17 +106,24 @@ def _common(matrices: Sequence[Tensor]) -> str:
     return layouts.pop() if len(layouts) == 1 else "mixed"
 
 
-def _numbers(name: str, value: Any, count: int) -> list[float]:
-    """One number for all groups, or one per group."""
+def _numbers(name: str, value: Any, count: int) -> list[float] | Tensor:
+    """One number for all groups, or one per group. A tensor on a device stays there: nobody waits for it."""
+    if type(value) is float:
+        return [value] * count
     if isinstance(value, Tensor):
-        value = value.tolist()
+        if value.device.type != "cpu":
+            return value
+        value = value.item() if value.numel() == 1 else value.tolist()
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return [float(value)] * count
-    if not isinstance(value, Sequence) or not all(type(one) in (int, float) for one in value):
+    if not isinstance(value, Sequence) or not _NUMBERS.issuperset(map(type, value)):
         raise DTypeError(f"{_LIST}: {name} is {value!r}, expected a number or one per group")
     if len(value) != count:
         raise ShapeError(f"{_LIST}: {name} has {len(value)} numbers, expected one or {count}, one per group")
-    return [float(one) for one in value]
+    return [*map(float, value)]
+
+
+_NUMBERS = frozenset((int, float))
 
 
 def _collect_list(a: Any, b: Any, c: Any = None, *, alpha: Any = 1.0, beta: Any = 0.0) -> Operands:
@@ -110,8 +132,9 @@ def _collect_list(a: Any, b: Any, c: Any = None, *, alpha: Any = 1.0, beta: Any 
             continue
         if not isinstance(given, (list, tuple)):
             raise DTypeError(f"{_LIST}: {name} is a {type(given).__name__}, expected a list of matrices")
-        for i, one in enumerate(given):
-            need_tensor(_LIST, **{f"{name}[{i}]": one})
+        if not PLAIN.issuperset(map(type, given)):
+            for i, one in enumerate(given):
+                need_tensor(_LIST, **{f"{name}[{i}]": one})
     count = len(a)
     return (
         list(a),
@@ -123,20 +146,42 @@ def _collect_list(a: Any, b: Any, c: Any = None, *, alpha: Any = 1.0, beta: Any 
 
 
 def _distinct_list(operands: Operands, out: Sequence[Tensor]) -> None:
-    a, b, c, _, beta = operands
+    a, b, c, alpha, beta = operands
     inputs = {f"{name}[{i}]": one for name, ones in (("a", a), ("b", b)) for i, one in enumerate(ones)}
+    inputs |= {name: one for name, one in (("alpha", alpha), ("beta", beta)) if isinstance(one, Tensor)}
     for i, own in enumerate(c or ()):
-        if beta[i] != 0.0 and not same_memory(own, out[i]):  # a group's C may be its out
+        read = isinstance(beta, Tensor) or beta[i] != 0.0
+        if read and not same_memory(own, out[i]):  # a group's C may be its out
             inputs[f"c[{i}]"] = own
     need_all_distinct(_LIST, {f"out[{i}]": one for i, one in enumerate(out)}, inputs)
 
 
-GROUPED_GEMM = Operation(_LIST, _check_list, _describe_list, _collect_list, _distinct_list)
+def _list_tensors(out: Sequence[Tensor], operands: Operands) -> tuple[Tensor, ...]:
+    a, b, c, alpha, beta = operands
+    factors = [one for one in (alpha, beta) if type(one) is not list]  # on the device
+    return (*out, *a, *b, *(c or ()), *factors)
+
+
+def _gather_list(a: Any, b: Any, c: Any, alpha: Any, beta: Any, device_alpha: Any, device_beta: Any) -> Operands:
+    return a, b, c, alpha if device_alpha is None else device_alpha, beta if device_beta is None else device_beta
+
+
+def _spread_list(a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Operands:
+    """The schema's arguments: numbers that are on the device have places of their own."""
+    device_alpha = device_beta = None
+    if type(alpha) is not list:
+        alpha, device_alpha = [], alpha
+    if type(beta) is not list:
+        beta, device_beta = [], beta
+    return a, b, c, alpha, beta, device_alpha, device_beta
+
+
+GROUPED_GEMM = Operation(_LIST, _check_list, _describe_list, _collect_list, _distinct_list, tensors=_list_tensors)
 _list_ops = register(
     GROUPED_GEMM,
     _LIST,
-    "Tensor[] a, Tensor[] b, Tensor[]? c, float[] alpha, float[] beta",
-    lambda *operands: operands,
+    "Tensor[] a, Tensor[] b, Tensor[]? c, float[] alpha, float[] beta, Tensor? device_alpha, Tensor? device_beta",
+    _gather_list,
     "Tensor[]",
 )
 
@@ -152,12 +197,18 @@ def grouped_gemm(
     out_dtype: torch.dtype | None = None,
     backend: str | None = None,
 ) -> list[Tensor]:
-    """alpha A_i B_i + beta C_i for every group i, each with its own M, N, K and strides."""
-    operands = _collect_list(a, b, c, alpha=alpha, beta=beta)
+    """alpha A_i B_i + beta C_i for every group i, each with its own M, N, K and strides.
+
+    alpha and beta: one number or one per group; as fp32 tensors on the GPU they are read there when the product runs.
+    """
+    arguments = _spread_list(*_collect_list(a, b, c, alpha=alpha, beta=beta))
     if out is not None and not isinstance(out, (list, tuple)):
         raise DTypeError(f"{_LIST}: out is a {type(out).__name__}, expected a list of matrices")
     target = None if out is None else list(out)
-    returned: list[Tensor] = call(_list_ops, operands, target, out_dtype, backend)
+    done: Any = repeated(_list_ops, arguments, target, out_dtype, backend)
+    if done is ANEW:
+        done = call(_list_ops, arguments, target, out_dtype, backend)
+    returned: list[Tensor] = done
     return returned
 
 

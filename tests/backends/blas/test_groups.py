@@ -104,6 +104,25 @@ def test_what_the_vendors_function_does_not_take_is_a_loop(standin: Any, why: st
     assert [line.split()[0] for line in products(standin.log())[before:]] == ["gemm_single"] * 3
 
 
+def test_factors_on_the_device_are_read_by_the_host(standin: Any) -> None:
+    captures = [False]
+    found = kernel(opened(standin, by=caller(capturing=lambda: captures[0])))
+    a, b, c = lists(torch.float32)
+    out = [torch.full_like(one, float("nan")) for one in c]
+    alpha, beta = torch.tensor(2.0), torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0])
+    launch = found.groups.bind(out, a, b, c, alpha, beta)
+    for _ in range(2):
+        launch(out, a, b, c, alpha, beta)
+        check(out, a, b, c, alpha.expand(5).tolist(), beta.tolist())
+        alpha.add_(1)
+        beta.add_(1)
+    captures[0] = True
+    before = [one.clone() for one in out]
+    with pytest.raises(omnigemm.DeviceError, match="alpha or beta is on the device and must be read by the host"):
+        launch(out, a, b, c, alpha, beta)
+    assert all(torch.equal(one, own) for one, own in zip(out, before, strict=True))
+
+
 def test_handles_and_switches_are_those_of_single_products(standin: Any) -> None:
     found = kernel(opened(standin))
     a, b, c = lists(torch.float16)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import itertools
 import random
 import struct
@@ -13,13 +14,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from omnigemm.backends.blas import estimate
+from omnigemm.backends.blas import BlasKernel, estimate
+from omnigemm.backends.blas.vendors import VENDORS
 from omnigemm.backends.cuda import CudaBackend, explain_on, list_choice, lists
 from omnigemm.backends.cuda.gpu import KNOWN
 from omnigemm.backends.cuda.jit import KernelSpec, Result
 from omnigemm.backends.cuda.sm90 import Config
+from omnigemm.core.plan import Plan
 from omnigemm.core.problem import Problem, describe
-from omnigemm.ops.grouped import GROUPED_GEMM
+from omnigemm.ops import _run
+from omnigemm.ops.grouped import GROUPED_GEMM, grouped_gemm
 
 H200 = KNOWN["h200"]
 CONFIG = Config(False, 2, 1, 128, 4, right_share=2)
@@ -47,22 +51,27 @@ class Machine:
     def setup(self, launcher: Launcher, raw: bytes) -> None:
         """As list_setup.cuh has it."""
         lines = launcher.lines
-        memory, count, first, here, a_turned, b_turned, by_tma = struct.unpack_from("P6i", raw)
-        assert len(raw) == 32 + 96 * lines
+        memory, count, first, here, a_turned, b_turned, by_tma, *on_device = struct.unpack_from("P6i2P2i", raw)
+        assert len(raw) == 56 + 96 * lines
         assert here <= lines
         assert 384 + len(raw) <= (4096 if lines == lists._SMALL_LINES else 32764)
         assert launcher.options["grid"] * 4 >= here
-        at = 32 + 56 * lines
+        at = 56 + 56 * lines
         columns = [struct.unpack_from(f"{here}Q", raw, at + 8 * lines * i) for i in range(4)]
         factors = [struct.unpack_from(f"{here}f", raw, at + 32 * lines + 4 * lines * i) for i in range(2)]
         for i in range(here):
-            m, n, k, tile_end, a_pitch, b_pitch, c_type, _, out_stride, c_row, c_col = struct.unpack_from(
-                "4i2I2i3q", raw, 32 + 56 * i
+            m, n, k, tile_end, a_pitch, b_pitch, c_type, place, out_stride, c_row, c_col = struct.unpack_from(
+                "4i2I2i3q", raw, 56 + 56 * i
             )
+            # Numbers on the device, if they are there, are read now.
+            used = [
+                float(memory_at(numbers + 4 * place * step, 1, 1, 1, 1, torch.float32)) if numbers else own[i]
+                for numbers, step, own in zip(on_device[:2], on_device[2:], factors, strict=True)
+            ]
             self.table[memory, first + i] = {
                 "sizes": (m, n, k), "tile_end": tile_end, "turned": (a_turned, b_turned), "by_tma": by_tma,
                 "pitches": (8 * a_pitch, 8 * b_pitch), "out_stride": out_stride, "c": (c_type, c_row, c_col),
-                "addresses": [one[i] for one in columns], "factors": [one[i] for one in factors], "count": count,
+                "addresses": [one[i] for one in columns], "factors": used, "count": count,
             }  # fmt: skip
 
     def multiply(self, launcher: Launcher, raw: bytes) -> None:
@@ -204,6 +213,41 @@ def test_alpha_beta_and_c(machine: Machine, out_dtype: torch.dtype) -> None:
         run(machine, a, b, c, [2.0] * 8, [2 * one for one in beta], out_dtype=out_dtype, runner=runner)
 
 
+@pytest.mark.parametrize("form", ["one", "all", "strided"])
+def test_factors_on_the_device(machine: Machine, form: str) -> None:
+    """They are read when kernels run, wherever the products of a list went by their sizes and layouts."""
+    a, b = operands(("mixed", "col"))
+    c = [torch.randn(m, n).bfloat16() for m, n, _ in SHAPES]
+    count = len(a)
+    alpha, beta = torch.rand(2, 2 * count) + 0.5
+    if form == "one":
+        alpha, beta = alpha[:1], beta[3]
+    else:
+        step = 2 if form == "strided" else 1
+        alpha, beta = (one[: step * count : step] for one in (alpha, beta))
+    given: list[Any] = [a, b, c, alpha, beta]
+    outs = [torch.empty(m, n, dtype=torch.bfloat16) for m, n, _ in SHAPES]
+    problem = GROUPED_GEMM.describe(tuple(given), GROUPED_GEMM.check(tuple(given), outs, None))
+    assert (problem.c, problem.scaled) == (True, True)
+    runner = lists.Lists(problem, CONFIG, 0, H200.multiprocessors)
+    launch = runner.bind(outs, *given)
+    for mixed in (False, True):  # one of both may be numbers of the host's
+        used = [*given[:3], [2.0] * count if mixed else alpha, beta]
+        for _ in range(2):
+            launch(outs, *used)
+            for i in range(count):
+                s, t = (float(one[i]) if isinstance(one, list) else float(one.expand(count)[i]) for one in used[3:])
+                want = s * (a[i].double() @ b[i].double()) + t * c[i].double()
+                torch.testing.assert_close(outs[i].double(), want.bfloat16().double())
+            alpha += 1
+            beta *= -2
+    beta.zero_()
+    for one in c:
+        one.fill_(float("nan"))  # not read
+    launch(outs, *given)
+    assert not any(bool(one.isnan().any()) for one in outs)
+
+
 def test_c_may_be_out(machine: Machine) -> None:
     a, b = operands(("row", "row"))
     out = [torch.randn(m, n).bfloat16() for m, n, _ in SHAPES]
@@ -271,6 +315,107 @@ def test_workspace_is_what_the_plan_says(machine: Machine, monkeypatch: pytest.M
     assert 0 < sum(taken) <= plan.workspace_bytes
 
 
+@pytest.mark.parametrize("count", [1, 8, 699, 700, 701, 1500])
+@pytest.mark.parametrize("layouts", [("row", "col"), ("mixed", "mixed")], ids="-".join)
+def test_a_workspace_of_the_planned_size_is_enough_and_serves_again(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, layouts: tuple[str, str], count: int
+) -> None:
+    ways = [["row", "col"] if way == "mixed" else [way] for way in layouts]
+    a = [matrix(2, 9, ways[0][i % len(ways[0])]) for i in range(count)]
+    b = [matrix(9, 3, ways[1][i // 2 % len(ways[1])]) for i in range(count)]
+    numbers = [1.0] * count, [0.0] * count
+    problem = GROUPED_GEMM.describe((a, b, None, *numbers), GROUPED_GEMM.check((a, b, None, *numbers), None, None))
+    plan = lists.Sm90List(problem, list_choice.Choice(CONFIG, 1.0), H200).plan(
+        problem, type("Device", (), {"index": 0})()
+    )
+    assert plan.takes_workspace
+    room = torch.zeros(plan.workspace_bytes, dtype=torch.uint8)
+    start, most = room.data_ptr(), 0
+    monkeypatch.setattr(lists.Lists, "_empty", lambda *_: pytest.fail("memory was allocated beside the workspace"))
+    setup = Machine.setup
+
+    def look(self: Machine, launcher: Launcher, raw: bytes) -> None:
+        nonlocal most
+        memory, all_of_them = struct.unpack_from("Pi", raw)
+        assert (memory - start) % 128 == 0
+        assert memory >= start
+        most = max(most, memory - start + all_of_them * lists.MEMORY_BYTES + lists._COUNTER_BYTES)
+        setup(self, launcher, raw)
+
+    monkeypatch.setattr(Machine, "setup", look)
+    for _ in range(2):
+        out = [torch.full((2, 3), float("nan"), dtype=torch.bfloat16) for _ in range(count)]
+        plan.launch(out, a, b, None, *numbers, workspace=room)
+        for x, y, z in zip(a, b, out, strict=True):
+            torch.testing.assert_close(z.double(), (x.double() @ y.double()).bfloat16().double())
+    assert count * lists.MEMORY_BYTES <= most <= plan.workspace_bytes
+
+
+def test_nothing_of_an_earlier_call_is_used_again(machine: Machine) -> None:
+    """Addresses, then factors, then both: what was packed before is packed anew where they differ."""
+    a, b = operands(("row", "col"))
+    c = [torch.randn(m, n).bfloat16() for m, n, _ in SHAPES]
+    runner = run(machine, a, b, c, [2.0] * 8, [3.0] * 8)
+    run(machine, a, b, c, [2.0] * 8, [3.0] * 8, runner=runner)
+    run(machine, a, b, c, [5.0] * 8, [3.0] * 8, runner=runner)
+    run(machine, a, b, c, [5.0] * 8, [-3.0] * 8, runner=runner)
+    for moved in (a, b, c):
+        moved[3] = torch.empty_strided(moved[3].shape, moved[3].stride(), dtype=torch.bfloat16).copy_(moved[3] + 1)
+        run(machine, a, b, c, [5.0] * 8, [-3.0] * 8, runner=runner)
+
+
+@pytest.mark.parametrize("with_c", [False, True])
+def test_calls_of_users_cold_warm_and_moved(machine: Machine, monkeypatch: pytest.MonkeyPatch, with_c: bool) -> None:
+    """Through the operation, which hands on the addresses that it has read."""
+    _run.calls.clear()
+    plans: list[Problem] = []
+
+    def choose(problem: Problem, device: Any, backend: str | None) -> Plan:
+        plans.append(problem)
+        here = type("Device", (), {"index": 0})()
+        return lists.Sm90List(problem, list_choice.Choice(CONFIG, 1.0), H200).plan(problem, here)
+
+    monkeypatch.setattr(_run, "choose", choose)
+    packed: list[int] = []
+    pack = lists.Setup.pack
+    monkeypatch.setattr(lists.Setup, "pack", lambda *given: packed.append(1) or pack(*given))
+    a, b = operands(("row", "mixed"))
+    c = [torch.randn(m, n).bfloat16() for m, n, _ in SHAPES]
+    out = [torch.empty(m, n, dtype=torch.bfloat16) for m, n, _ in SHAPES]
+    words: dict[str, Any] = {"c": c, "beta": [float(i % 3) for i in range(len(a))]} if with_c else {}
+
+    def check(alpha: float, target: list[Tensor] | None) -> None:
+        found = grouped_gemm(a, b, alpha=alpha, out=target, **words)
+        assert target is None or found == target
+        for i, one in enumerate(found):
+            want = alpha * (a[i].double() @ b[i].double())
+            want += words["beta"][i] * c[i].double() if with_c else 0.0
+            torch.testing.assert_close(one.double(), want.bfloat16().double())
+
+    for one in out:
+        one.fill_(float("nan"))
+    for alpha, times in ((2.0, 2), (2.0, 0), (3.0, 2)):  # two ways in which B lies
+        before = len(packed)
+        check(alpha, out)
+        assert len(packed) - before == times
+    for moved in (a, b, c, out):
+        moved[3] = torch.empty_strided(moved[3].shape, moved[3].stride(), dtype=torch.bfloat16).copy_(moved[3] + 1)
+        check(3.0, out)
+    assert len(plans) == 1
+    check(3.0, None)
+    check(3.0, None)
+    assert len(plans) == 2
+    _run.calls.clear()
+
+
+def test_strides_that_a_plan_remembers_are_bounded(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lists, "_BOUND_LIMIT", 3)
+    b, runner = [matrix(16, 8, "col")], None
+    for pitch in range(16, 96, 8):
+        runner = run(machine, [torch.randn(4, pitch).bfloat16()[:, :16]], b, runner=runner)
+        assert 1 <= len(runner._bound) <= 3
+
+
 # ------------------------------------------------------------------------------------------ choice and explanation
 
 
@@ -333,6 +478,19 @@ def test_many_products_are_expected_to_be_faster_than_by_cublas() -> None:
         problem = described(shapes)
         ours = lists.kernels(problem, H200)[0].cost(problem, torch.device("cpu"))
         assert ours < min(estimate.list_seconds(problem, at_once) for at_once in (False, True))
+
+
+def test_lists_whose_factors_are_on_the_device_are_not_left_to_a_library_that_waits() -> None:
+    """Where it is expected to be a little faster, too."""
+    for shapes in ([(8192, 8192, 8192)] * 4, [(8192, 8192, 256)], [(4096, 128, 8192)] * 2, [(64, 64, 64)] * 3):
+        problem = described(shapes, device_factors=True, alpha=2.0)
+        ours = lists.kernels(problem, H200)[0].cost(problem, torch.device("cpu"))
+        one = BlasKernel("nvidia", VENDORS["nvidia"], None, None)  # type: ignore[arg-type]
+        for at_once in (False, True):
+            taken = type("Groups", (), {"in_one_call": lambda *_, answer=at_once: answer})()
+            theirs = dataclasses.replace(one, groups=taken)
+            assert ours < theirs.cost(problem, torch.device("cpu"))
+            assert theirs.cost(problem, torch.device("cpu")) > theirs.cost(described(shapes), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("lines", lists.LINES)

@@ -32,6 +32,8 @@ _ROWS = ("grouped_gemm_contiguous", "grouped_gemm_masked", "grouped_gemm_k_conti
 _OPS = ("gemm", "grouped_gemm", *_ROWS)
 # Our own gemm is taken where it is ahead by more than the times of one run differ from the next one's.
 _DOUBT = 0.97
+# While the host waits for a list's alpha and beta, nothing is queued, and nothing can be captured: it counts as slower.
+_WAITING = 3.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +49,8 @@ class BlasKernel:
         words = [f"{self.vendor.title} ({self.product.library.path})"]
         if problem.op != "gemm":
             words.append("one call for all groups" if self._at_once(problem) else "one call for each group")
+        if problem.device_factors:
+            words.append("after waiting for the device, to read alpha and beta")
         if problem.op in _ROWS:
             words.append("after waiting for the device, to read the rows of each group")
         if problem.a_dtype == "bf16" and not self.vendor.native_bf16:
@@ -55,7 +59,8 @@ class BlasKernel:
 
     def cost(self, problem: Problem, device: torch.device) -> float:
         if problem.op == "grouped_gemm":
-            return estimate.list_seconds(problem, self._at_once(problem))
+            seconds = estimate.list_seconds(problem, self._at_once(problem))
+            return _WAITING * seconds if problem.device_factors else seconds
         if problem.op == "gemm":
             return _DOUBT * estimate.seconds(problem)
         return estimate.seconds(problem, 1 if self._at_once(problem) else max(1, problem.groups))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...core.dtypes import name_of
 from ...core.errors import DeviceError
+from ...core.groups import Factors, read_factors
 from ...core.plan import Launch
 from ..cpu import k_groups
 from ..cpu.grouped import contiguous_rows, masked_rows
@@ -39,11 +40,13 @@ class Grouped:
         # It has no wider results.
         return native and result == operands and mean_flops < _OWN_CALL and library.has("gemm_grouped")
 
-    def __call__(self, out: Tensors, a: Tensors, b: Tensors, c: Tensors | None, alpha: Numbers, beta: Numbers) -> None:
+    def __call__(self, out: Tensors, a: Tensors, b: Tensors, c: Tensors | None, alpha: Factors, beta: Factors) -> None:
         self.bind(out, a, b, c, alpha, beta)(out, a, b, c, alpha, beta)
 
-    def bind(self, out: Tensors, a: Tensors, b: Tensors, c: Tensors | None, alpha: Numbers, beta: Numbers) -> Launch:
+    def bind(self, out: Tensors, a: Tensors, b: Tensors, c: Tensors | None, alpha: Factors, beta: Factors) -> Launch:
         """The launch for lists of tensors that lie like these."""
+        if isinstance(alpha, Tensor) or isinstance(beta, Tensor):
+            return self._with_read_factors
         # Groups with nothing to add up are beta C, which is not the vendor's business.
         full = [i for i in range(len(out)) if out[i].numel() and a[i].size(1)]
         rest = [i for i in range(len(out)) if not (out[i].numel() and a[i].size(1))]
@@ -53,6 +56,17 @@ class Grouped:
         if not one_call or not full or any(None in three for three in forms):
             return self._loop(range(len(out)), out, a, b, c, alpha, beta)
         return self._at_once(full, forms, out, a, self._loop(rest, out, a, b, c, alpha, beta))
+
+    def _with_read_factors(
+        self, out: Tensors, a: Tensors, b: Tensors, c: Tensors | None, alpha: Factors, beta: Factors
+    ) -> None:
+        """Numbers that are on the device are the host's business here: it waits for them."""
+        if self._product.caller.capturing():
+            raise DeviceError(
+                "grouped_gemm: alpha or beta is on the device and must be read by the host, which a CUDA graph cannot "
+                "capture; give them as numbers, or use backend='cuda' where it takes these products"
+            )
+        self(out, a, b, c, read_factors(alpha, len(out)), read_factors(beta, len(out)))
 
     def _loop(
         self,

@@ -10,9 +10,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
-from operator import or_
+from operator import itemgetter, or_
 from typing import Any
 
 import torch
@@ -42,8 +42,14 @@ _SETUP_WARPS = 4
 MAIN_VALUES = f"{struct.calcsize(gemm._VALUES)}xPii"  # struct Arguments of gemm.cuh: of a list, only the end is read
 TILE_LIMIT = 2**30  # that blocks can count
 
+_ARGUMENTS = "6i2Q2i"  # struct Arguments of list_setup.cuh between the memory and the sizes
+_BOUND_LIMIT = 64  # ways in which tensors lie that a plan remembers
+# What torch.compile's own code allocates with, on the current device: three microseconds less than torch.empty.
+_empty_strided: Any = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
+_address = Tensor.data_ptr
+
 Tensors = Sequence[Tensor]
-Numbers = Sequence[float]
+Numbers = Sequence[float] | Tensor  # a tensor is read by the device
 Turned = tuple[bool, bool]  # of A and of B: K does not lie side by side in memory
 
 
@@ -93,9 +99,34 @@ def setup_sizes(products: int, most: int = LINES[-1]) -> list[tuple[int, int]]:
     return found
 
 
+def _setup_arguments(here: int, room: int) -> struct.Struct:
+    """struct Arguments of list_setup.cuh, without the memory; `here` of its lines are used."""
+    rest = room - here
+
+    def some(code: str, size: int) -> str:
+        return f"{here}{code}{rest * size}x"
+
+    columns = 4 * some("Q", 8) + 2 * some("f", 4)
+    return struct.Struct(f"{_ARGUMENTS}{here * _SIZES.size}s{rest * _SIZES.size}x{columns}")
+
+
 def _most_lines() -> int:
     driver = bindings()
     return LINES[-1] if checked(driver.cuDriverGetVersion(), "driver version") >= 12010 else _SMALL_LINES
+
+
+# What differs between calls with tensors that lie alike. Of all products: the addresses of D, then those of A, of B and
+# of C, the alphas and the betas; then where alpha and beta are on the device (0: they are not), and the steps from one
+# to the next.
+Values = tuple[Any, ...]
+_COLUMNS = (1, 2, 3, 0, 4, 5)  # in the order in which struct Arguments has them
+
+
+def _factors(numbers: Numbers) -> tuple[Sequence[float], int, int]:
+    """Numbers, or where they are on the device and how far apart."""
+    if not isinstance(numbers, Tensor):
+        return numbers, 0, 0
+    return (), numbers.data_ptr(), numbers.stride(0) if numbers.numel() > 1 else 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,9 +156,14 @@ class Setup:
     """One launch of the small kernel, for some of a part's products."""
 
     launcher: Launcher
-    first: int
-    end: int
-    values: tuple[Any, ...]  # of the launch, up to the addresses
+    arguments: struct.Struct  # all but the memory
+    counts: tuple[int, ...]
+    sizes: bytes
+    device_factors: Callable[[Values], Values]
+    columns: Callable[[Values], Values]
+
+    def pack(self, values: Values) -> bytes:
+        return self.arguments.pack(*self.counts, *self.device_factors(values), self.sizes, *self.columns(values))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,6 +209,7 @@ class Lists:
         self._problem, self._config = problem, config
         self._index, self._multiprocessors = index, multiprocessors
         self._device = torch.device("cuda", index)
+        self._quick = _empty_strided is not None and getattr(self._device, "type", "") == "cuda"
         self._layouts = layouts(problem)
         self._by_tma = problem.out_dtype != "fp32"
         self._most = _most_lines()
@@ -198,21 +235,35 @@ class Lists:
         shared_bytes = variant.shared_bytes(self._config) + list_choice.TABLE_BYTES
         return self._load(dense.spec(self._config, variant), shared_bytes), shared_bytes
 
-    def __call__(self, out: Tensors, a: Tensors, b: Tensors, c: Tensors | None, alpha: Numbers, beta: Numbers) -> None:
-        self.bind(out, a, b, c, alpha, beta)(out, a, b, c, alpha, beta)
+    def __call__(
+        self,
+        out: Tensors,
+        a: Tensors,
+        b: Tensors,
+        c: Tensors | None,
+        alpha: Numbers,
+        beta: Numbers,
+        workspace: Tensor | None = None,
+    ) -> None:
+        self.bind(out, a, b, c, alpha, beta)(out, a, b, c, alpha, beta, workspace)
 
     def bind(
         self, out: Tensors, a: Tensors, b: Tensors, c: Tensors | None, alpha: Numbers, beta: Numbers
     ) -> core_plan.Launch:
         """The launch for lists of tensors that lie like these."""
         adds = self._problem.c and c is not None
-        used_c = [c[i] if adds and c is not None and beta[i] != 0.0 else None for i in range(len(out))]
+        read = [adds] * len(out) if isinstance(beta, Tensor) else [adds and one != 0.0 for one in beta]
+        used_c = [c[i] if read[i] and c is not None else None for i in range(len(out))]
         strides = tuple((x.stride(), y.stride(), z.stride()) for x, y, z in zip(out, a, b, strict=True))
         of_c = tuple(None if one is None else (one.shape, one.stride(), one.dtype) for one in used_c)
         key = strides, of_c
-        if key not in self._bound:
-            self._bound[key] = self._prepare(out, a, b, used_c)
-        return self._bound[key]
+        found = self._bound.get(key)
+        if found is None:
+            found = self._prepare(out, a, b, used_c)
+            if len(self._bound) >= _BOUND_LIMIT:
+                self._bound.clear()
+            self._bound[key] = found
+        return found
 
     def _turned(self, a: Tensor, b: Tensor) -> Turned:
         """How a product's operands are read. What lies in one way throughout the list is compiled for that only."""
@@ -241,7 +292,7 @@ class Lists:
                 order = members[first : first + list_choice.PRODUCT_LIMIT]
                 parts.append(self._part(turned, order, start, forms, out, a, c))
                 start += memory_bytes(len(order))
-        return self._run(parts, start, any(one is not None for one in c))
+        return self._run(parts, start, len(out), any(one is not None for one in c))
 
     def _part(
         self,
@@ -265,26 +316,24 @@ class Lists:
                 spread = own_c.expand(out[i].shape)  # along dimensions of 1 by a stride of 0
                 of_c = sm90.TYPES[name_of(own_c.dtype)], spread.stride(0), spread.stride(1)
             pitches = form.a_pitch // dense.ALIGN, form.b_pitch // dense.ALIGN
-            lines.append(_SIZES.pack(m, n, a[i].size(1), tiles, *pitches, of_c[0], 0, form.out_stride, *of_c[1:]))
+            lines.append(_SIZES.pack(m, n, a[i].size(1), tiles, *pitches, of_c[0], i, form.out_stride, *of_c[1:]))
         main, shared_bytes = self._loaded(turned)
         setups, first = [], 0
         for here, room in setup_sizes(count, self._most):
-            launcher = self._setup_launcher(turned, here, room)
-            values = (count, first, here, *map(int, turned), int(self._by_tma), b"".join(lines[first : first + here]))
-            setups.append(Setup(launcher, first, first + here, values))
+            arguments = _setup_arguments(here, room)
+            launcher = self._setup_launcher(turned, here, room, arguments.size)
+            counts = count, first, here, *map(int, turned), int(self._by_tma)
+            total, some = len(out), order[first : first + here]
+            columns = itemgetter(*(column * total + i for column in _COLUMNS for i in some))
+            last = itemgetter(*range(len(_COLUMNS) * total, len(_COLUMNS) * total + 4))
+            sizes = b"".join(lines[first : first + here])
+            setups.append(Setup(launcher, arguments, counts, sizes, last, columns))
             first += here
         grid = main_grid(config, tiles, self._multiprocessors)
         launcher = Launcher(main.kernel, grid=grid, shared_bytes=shared_bytes, **main_shape(config), values=MAIN_VALUES)
         return Part(order, start, tiles, setups, launcher)
 
-    def _setup_launcher(self, turned: Turned, here: int, room: int) -> Launcher:
-        rest = room - here
-
-        def some(code: str, size: int) -> str:
-            """A column of struct Arguments, of which `here` lines are used."""
-            return f"{here}{code}{rest * size}x"
-
-        columns = 4 * some("Q", 8) + 2 * some("f", 4)
+    def _setup_launcher(self, turned: Turned, here: int, room: int, argument_bytes: int) -> Launcher:
         return Launcher(
             self._load(setup_spec(room), 0).kernel,
             grid=-(-here // _SETUP_WARPS),
@@ -292,47 +341,75 @@ class Lists:
             shared_bytes=0,
             cluster=1,
             matrices=like_matrices(self._config, turned, self._by_tma),
-            values=f"P6i{here * _SIZES.size}s{rest * _SIZES.size}x{columns}",
+            values=f"P{argument_bytes}s",
         )
 
-    def _run(self, parts: Sequence[Part], memory_bytes: int, adds: bool) -> core_plan.Launch:
-        index, device = self._index, self._device
+    def _run(self, parts: Sequence[Part], total_bytes: int, count: int, adds: bool) -> core_plan.Launch:
+        index = self._index
         like, none = (self._somewhere,) * 3, (0,) * 3
         current_device = torch._C._cuda_getDevice
-        biggest = max((len(part.order) for part in parts), default=0)
-        no_c = [0] * biggest
+        no_c, no_numbers = (0,) * count, (0.0,) * count
+        setups = [(part.memory, setup.launcher, setup) for part in parts for setup in part.setups]
+        read = [first + i for part in parts for i in part.order for first in (count, 2 * count)]  # A and B
+        latest: tuple[Values, list[bytes]] = (), []
 
-        def run(out: Tensors, a: Tensors, b: Tensors, c: Tensors | None, alpha: Numbers, beta: Numbers) -> None:
+        def run(
+            out: Tensors,
+            a: Tensors,
+            b: Tensors,
+            c: Tensors | None,
+            alpha: Numbers,
+            beta: Numbers,
+            workspace: Tensor | None = None,
+            addresses: Sequence[int] = (),
+        ) -> None:
+            nonlocal latest
             if not parts:
                 return None
             if current_device() != index:
                 with torch.cuda.device(index):
-                    return run(out, a, b, c, alpha, beta)
-            left = [[a[i].data_ptr() for i in part.order] for part in parts]
-            right = [[b[i].data_ptr() for i in part.order] for part in parts]
-            if any(reduce(or_, one) % dense.ALIGN for one in itertools.chain(left, right)):
-                return self._with_copies(out, a, b, c, alpha, beta)
-            memory = torch.empty(memory_bytes, dtype=torch.uint8, device=device)
+                    return run(out, a, b, c, alpha, beta, workspace, addresses)
+            addresses = addresses or [*map(_address, (*out, *a, *b, *(c or ())))]
+            alphas, alpha_at, alpha_step = _factors(alpha)
+            betas, beta_at, beta_step = _factors(beta)
+            values = (
+                *addresses[: 3 * count], *(addresses[3 * count : 4 * count] if adds else no_c),
+                *(alphas or no_numbers), *(betas or no_numbers), alpha_at, beta_at, alpha_step, beta_step,
+            )  # fmt: skip
+            known, packed = latest  # read at once: other threads write it
+            if values != known:
+                if reduce(or_, map(values.__getitem__, read)) % dense.ALIGN:
+                    return self._with_copies(out, a, b, c, alpha, beta, workspace)
+                packed = [setup.pack(values) for _, _, setup in setups]
+                latest = values, packed
+            # From torch's allocator and for this call alone, so that calls on several streams do not meet.
+            memory = self._empty(total_bytes) if workspace is None else workspace
             stream, start = raw_stream(index), memory.data_ptr()
-            for part, of_a, of_b in zip(parts, left, right, strict=True):
-                order = part.order
-                to = [out[i].data_ptr() for i in order]
-                added = [c[i].data_ptr() for i in order] if adds and c is not None else no_c
-                factors = [alpha[i] for i in order], [beta[i] for i in order]
-                for setup in part.setups:
-                    some = slice(setup.first, setup.end)
-                    setup.launcher(
-                        stream, like, start + part.memory, *setup.values, *of_a[some], *of_b[some], *added[some],
-                        *to[some], *factors[0][some], *factors[1][some],
-                    )  # fmt: skip
+            for (at, launcher, _), arguments in zip(setups, packed, strict=True):
+                launcher(stream, like, start + at, arguments)
             for part in parts:
                 part.launcher(stream, none, start + part.memory, len(part.order), part.tiles)
             return None
 
         return run
 
+    def _empty(self, size: int) -> Tensor:
+        """Memory on this device, which is the current one."""
+        if self._quick:
+            made: Tensor = _empty_strided((size,), (1,), torch.uint8)
+            return made
+        return torch.empty(size, dtype=torch.uint8, device=self._device)
+
     def _with_copies(
-        self, out: Tensors, a: Tensors, b: Tensors, c: Tensors | None, alpha: Numbers, beta: Numbers
+        self,
+        out: Tensors,
+        a: Tensors,
+        b: Tensors,
+        c: Tensors | None,
+        alpha: Numbers,
+        beta: Numbers,
+        workspace: Tensor | None = None,
+        addresses: Sequence[int] = (),
     ) -> None:
         """Copy what the kernel cannot read or write in its place, of those products only."""
         with torch._C._AutoDispatchBelowAutograd(), torch.cuda.device(self._index):
@@ -348,7 +425,7 @@ class Lists:
                 turned = self._turned(a[i], b[i])
                 left[i] = gemm.readable(a[i], turned[0])
                 right[i] = gemm.readable(b[i].t(), turned[1]).t()
-            self(targets, left, right, c, alpha, beta)
+            self(targets, left, right, c, alpha, beta, workspace)
             for one, target in zip(out, targets, strict=True):
                 if target is not one:
                     one.copy_(target)
@@ -410,9 +487,11 @@ class Sm90List:
             self.name,
             run,
             dataclasses.asdict(self.choice.config),
-            workspace_bytes=problem.groups * MEMORY_BYTES + launches * _MEMORY_STEP,
+            workspace_bytes=problem.groups * MEMORY_BYTES + launches * memory_bytes(0),  # or a little less
             bind=run.bind,
             uses_torch=False,
+            takes_workspace=True,
+            takes_addresses=True,
         )
 
 

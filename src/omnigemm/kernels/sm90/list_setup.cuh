@@ -1,13 +1,14 @@
 // Before a list of products is multiplied: their tensor maps, and what else the blocks must know of each, written to
 // device memory. A warp for each product. Everything comes as kernel parameters, which a CUDA graph keeps, so that no
-// host memory must outlive the call; a list that is longer than they can hold takes several launches.
+// host memory must outlive the call; a list that is longer than they can hold takes several launches. Factors may also
+// be numbers in device memory, which are then read when the kernel runs.
 #pragma once
 #include "sm90/list_memory.cuh"
 
 struct Sizes {
     int m, n, k, tile_end;
-    u32 a_pitch, b_pitch;  // from line to line, in 16 bytes
-    int c_type, unused;
+    u32 a_pitch, b_pitch;                // from line to line, in 16 bytes
+    int c_type, place;                   // the place in the caller's list
     long long out_stride, c_row, c_col;  // in elements
 };
 
@@ -17,11 +18,13 @@ struct Arguments {
     int first, here;         // where this launch's begin, and how many it has
     int a_turned, b_turned;  // K does not lie side by side in memory
     int out_by_tma;
+    const float *device_alpha, *device_beta;  // or nullptr: then they are below
+    int alpha_step, beta_step;                // from one product's to the next one's; 0: one for all
     Sizes sizes[LINES];
     u64 a[LINES], b[LINES], c[LINES], out[LINES];
     float alpha[LINES], beta[LINES];
 };
-static_assert(sizeof(Sizes) == 56 && sizeof(Arguments) == 32 + 96 * LINES, "as lists.py packs them");
+static_assert(sizeof(Sizes) == 56 && sizeof(Arguments) == 56 + 96 * LINES, "as lists.py packs them");
 
 constexpr int WARPS = 4;
 
@@ -55,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
         arguments.out_by_tma && (out | out_pitch | u64(mine ? arguments.sizes[line].n * 2 : 0)) % 16 == 0;
     if (mine && straight && lane == 0)
         point(&maps[2], out, out_pitch, arguments.sizes[line].n, arguments.sizes[line].m);
-    // The memory may be what an earlier kernel still works with.
+    // The memory may be what an earlier kernel still works with, and factors what it computes.
     griddepcontrol_wait();
     if (!mine) return;
     __syncwarp();
@@ -66,14 +69,17 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     if (lane == 0) {
         if (which == 0) *memory.taken() = 0;
         const Sizes& sizes = arguments.sizes[line];
+        const long long place = sizes.place;
+        const float* alpha = arguments.device_alpha;
+        const float* beta = arguments.device_beta;
         memory.table()[which] = {sizes.tile_end, sizes.m, sizes.n, (sizes.k + 63) / 64};
         memory.endings()[which] = {reinterpret_cast<const void*>(arguments.c[line]),
                                    reinterpret_cast<void*>(out),
                                    sizes.c_row,
                                    sizes.c_col,
                                    sizes.out_stride,
-                                   arguments.alpha[line],
-                                   arguments.beta[line],
+                                   alpha ? alpha[place * arguments.alpha_step] : arguments.alpha[line],
+                                   beta ? beta[place * arguments.beta_step] : arguments.beta[line],
                                    sizes.c_type,
                                    straight};
     }
