@@ -76,7 +76,7 @@ def test_the_same_every_time() -> None:
     """The order of candidates must not depend on what was asked before, or processes would compile other kernels."""
     asked = [(variant(n, k), m) for (n, k), m in itertools.product(WEIGHTS, ROWS)]
     first = {one: choices(*one, H200) for one in asked}
-    choice._choices.cache_clear()
+    choice._best.cache_clear()
     assert {one: choices(*one, H200) for one in reversed(asked)} == first
 
 
@@ -125,9 +125,20 @@ def test_between_the_measured_rows_the_model_chooses(m: int) -> None:
         lead, measured = choices(what, m, H200)[0], choices(what, 64 if m < 64 else 128, H200)[0]
         seen += measured.measured
         assert not lead.measured
-        assert lead.config == choice.modelled(what, m, H200)[0].config
+        assert lead.config == choice.modelled(what, choice.alike(m), H200)[0].config
         assert lead.against_blas == measured.against_blas
     assert seen > 5
+
+
+def test_the_model_is_asked_for_few_numbers_of_rows() -> None:
+    """Each costs the host milliseconds. The number is never below M, and little above."""
+    rows = range(1, 20000)
+    assert all(m <= choice.alike(m) < m + max(8, m / 8) for m in rows)
+    assert len({choice.alike(m) for m in rows}) < 150
+    assert all(choice.alike(m) == m for m in (64, 128, 512, 1024, 4096))
+    # As many tokens wide as there are: the same tiles as for M itself.
+    for m, share in itertools.product(range(1, 257), (1, 2, 4)):
+        assert choice.token_width(m, share) == choice.token_width(choice.alike(m), share)
 
 
 def test_clusters_that_find_no_room_take_another_round() -> None:

@@ -55,14 +55,9 @@ class Choice:
 
 def choices(variant: Variant, m: int, gpu: Gpu, constant_weights: bool = False) -> tuple[Choice, ...]:
     """The best configs for M rows, best first; the measured one, if there is one, leads."""
-    return _choices(variant, m, gpu, constant_weights)
-
-
-@lru_cache(maxsize=4096)
-def _choices(variant: Variant, m: int, gpu: Gpu, constant_weights: bool) -> tuple[Choice, ...]:
     # With more rows, the weights of the next kernel were in the way of this one's about as often as they helped.
     early = constant_weights and m <= _EARLY_ROWS
-    ranked = [dataclasses.replace(one, early=early) for one in modelled(variant, m, gpu)]
+    ranked = [dataclasses.replace(one, early=early) for one in _best(variant, alike(m), gpu)]
     known = _measured(variant, m, gpu, constant_weights)
     if known is not None and _EARLY_ROWS < m <= _TABLE_ROWS and m != known.rows:
         # For fewer tokens than were measured the model's choice beat the table's, narrowed to them or not.
@@ -72,6 +67,18 @@ def _choices(variant: Variant, m: int, gpu: Gpu, constant_weights: bool) -> tupl
         others = (dataclasses.replace(one, seconds=max(one.seconds, known.seconds)) for one in ranked)
         ranked = [known, *(one for one in others if one.config != known.config)]
     return tuple(ranked[: 1 + RUNNERS_UP])
+
+
+def alike(m: int) -> int:
+    """The number of rows that the model is asked for, a little above M. An answer takes some milliseconds of the host,
+    and M may be another in every call."""
+    step = max(8, 1 << m.bit_length() >> 5)
+    return _whole(m, step) * step
+
+
+@lru_cache(maxsize=4096)
+def _best(variant: Variant, m: int, gpu: Gpu) -> tuple[Choice, ...]:
+    return tuple(modelled(variant, m, gpu)[: 2 + RUNNERS_UP])
 
 
 def modelled(variant: Variant, m: int, gpu: Gpu) -> list[Choice]:

@@ -57,8 +57,9 @@ def _turned(problem: Problem) -> bool:
 def sizes_of(problem: Problem) -> group_choice.Sizes:
     """For contiguous groups, the mean; for masked ones what the caller expects, or else all that fit."""
     if problem.op == "grouped_gemm_masked":
-        return group_choice.Sizes(problem.groups, problem.groups, min(problem.expected_m, problem.m) or problem.m)
-    return group_choice.Sizes.by_chance(problem.groups, problem.m)
+        rows = min(problem.expected_m, problem.m) or problem.m
+        return group_choice.Sizes(problem.groups, problem.groups, rows)
+    return group_choice.Sizes.by_chance(problem.groups, choice.alike(problem.m))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -64,7 +64,8 @@ def setup_spec(size: int) -> KernelSpec:
 
 def shapes_of(problem: Problem) -> list[list_choice.Shape]:
     """What a config is chosen for: groups of equally many rows."""
-    return [(problem.m, problem.n, -(-problem.k // max(1, problem.groups)))] * problem.groups
+    rows = choice.alike(-(-problem.k // max(1, problem.groups)))
+    return [(problem.m, problem.n, rows)] * problem.groups
 
 
 @dataclasses.dataclass(frozen=True)

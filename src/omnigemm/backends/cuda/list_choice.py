@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -27,6 +28,11 @@ Shape = tuple[int, int, int]
 
 def choices(variants: Sequence[Variant], shapes: Sequence[Shape], gpu: Gpu) -> tuple[Choice, ...]:
     """The best configs that are legal for all of the variants, best first."""
+    return _choices(tuple(variants), tuple(shapes), gpu)
+
+
+@lru_cache(maxsize=256)
+def _choices(variants: tuple[Variant, ...], shapes: tuple[Shape, ...], gpu: Gpu) -> tuple[Choice, ...]:
     sizes = np.array([shape for shape in shapes if shape[0] and shape[1]], dtype=np.float64)
     found = {config: seconds(config, variants[0], sizes, gpu) for config in legal(variants)}
     ranked = sorted(found, key=lambda one: found[one])
