@@ -19,6 +19,7 @@ from ...core.plan import Plan
 from ...core.problem import Problem
 from ..blas import estimate
 from . import choice, dense, gemm, group_choice, list_choice, list_kernel, sm90
+from .empty import Empty
 from .gpu import Gpu
 from .jit import KernelSpec
 from .launch import Launcher, raw_stream
@@ -239,32 +240,17 @@ class Sm90KGroups:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class Fill:
-    """No rows at all, or results without elements."""
-
-    name: str = "fill"
-
-    def supports(self, problem: Problem, device: torch.device) -> Support:
-        return Support(True, "a dimension is 0: the result is zero, C, or empty")
-
-    def cost(self, problem: Problem, device: torch.device) -> float:
-        return 0.0
-
-    def plan(self, problem: Problem, device: torch.device) -> Plan:
-        def launch(out: Tensor, a: Tensor, b: Tensor, ends: Tensor, c: Tensor | None, *scales: Any) -> None:
-            if c is None:
-                out.zero_()
-            else:
-                out.copy_(c)
-
-        return Plan(problem, device, "cuda", self.name, launch)
+def _fill(out: Tensor, a: Tensor, b: Tensor, ends: Tensor, c: Tensor | None, *scales: Any) -> None:
+    if c is None:
+        out.zero_()
+    else:
+        out.copy_(c)
 
 
-def kernels(problem: Problem, gpu: Gpu) -> tuple[Sm90KGroups | Fill, ...]:
+def kernels(problem: Problem, gpu: Gpu) -> tuple[Sm90KGroups | Empty, ...]:
     """The choice and its runners-up."""
     if 0 in (problem.m, problem.n, problem.k, problem.groups):
-        return (Fill(),)
+        return (Empty("fill", "a dimension is 0: the result is zero, C, or empty", _fill),)
     ranked = list_choice.choices([variant_of(problem)], shapes_of(problem), gpu)
     return tuple(Sm90KGroups(problem, one, gpu) for one in ranked)
 
@@ -272,6 +258,6 @@ def kernels(problem: Problem, gpu: Gpu) -> tuple[Sm90KGroups | Fill, ...]:
 def specs(problem: Problem, gpu: Gpu) -> tuple[KernelSpec, ...]:
     """What must be compiled to run the problem on such a GPU."""
     chosen = kernels(problem, gpu)[0]
-    if isinstance(chosen, Fill):
+    if isinstance(chosen, Empty):
         return ()
     return dense.spec(chosen.choice.config, variant_of(problem)), setup_spec(element_bytes(problem))

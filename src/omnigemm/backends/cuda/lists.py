@@ -10,6 +10,7 @@ from ...core.dispatch import Support
 from ...core.plan import Plan
 from ...core.problem import Problem
 from . import choice, dense, list_choice, list_setup, sm90
+from .empty import Empty
 from .gpu import Gpu
 from .jit import KernelSpec
 from .list_kernel import MEMORY_BYTES, TILE_LIMIT, memory_bytes, variant_of
@@ -88,26 +89,10 @@ class Sm90List:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class Nothing:
-    """Lists of results without elements."""
-
-    name: str = "nothing"
-
-    def supports(self, problem: Problem, device: torch.device) -> Support:
-        return Support(True, "no result has elements")
-
-    def cost(self, problem: Problem, device: torch.device) -> float:
-        return 0.0
-
-    def plan(self, problem: Problem, device: torch.device) -> Plan:
-        return Plan(problem, device, "cuda", self.name, lambda *_: None)
-
-
-def kernels(problem: Problem, gpu: Gpu) -> tuple[Sm90List | Nothing, ...]:
+def kernels(problem: Problem, gpu: Gpu) -> tuple[Sm90List | Empty, ...]:
     """The choice and its runners-up."""
     if not any(m and n for m, n, _ in problem.shapes):
-        return (Nothing(),)
+        return (Empty("nothing", "no result has elements", lambda *_: None),)
     variants = [variant_of(problem, turned) for turned in layouts(problem)]
     return tuple(Sm90List(problem, one, gpu) for one in list_choice.choices(variants, problem.shapes, gpu))
 
@@ -115,7 +100,7 @@ def kernels(problem: Problem, gpu: Gpu) -> tuple[Sm90List | Nothing, ...]:
 def specs(problem: Problem, gpu: Gpu) -> tuple[KernelSpec, ...]:
     """What must be compiled to run the problem on such a GPU."""
     chosen = kernels(problem, gpu)[0]
-    if isinstance(chosen, Nothing):
+    if isinstance(chosen, Empty):
         return ()
     mains = (dense.spec(chosen.choice.config, variant_of(problem, turned)) for turned in layouts(problem))
     most = list_setup.launches(min(problem.groups, list_setup.LINES[-1]))[-1][1]
