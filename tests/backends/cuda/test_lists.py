@@ -353,6 +353,25 @@ def test_a_workspace_of_the_planned_size_is_enough_and_serves_again(
     assert count * list_kernel.MEMORY_BYTES <= most <= plan.workspace_bytes
 
 
+@pytest.mark.parametrize("moved", [False, True])
+def test_lists_that_are_copied_use_the_workspace_too(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, moved: bool
+) -> None:
+    """Odd strides, which are seen before the launch, and odd addresses, which it sees itself."""
+    room = torch.randn(20, 80).bfloat16()
+    a, b, out = [room[:, :64]], [matrix(64, 9, "col")], [torch.empty(20, 9, dtype=torch.bfloat16)]
+    odd = [room[:, 1:65]] if moved else [torch.randn(20, 67).bfloat16()[:, :64]]
+    numbers = [1.0], [0.0]
+    problem = GROUPED_GEMM.describe((a, b, None, *numbers), GROUPED_GEMM.check((a, b, None, *numbers), None, None))
+    runner = list_launch.Lists(problem, CONFIG, 0, H200.multiprocessors)
+    workspace = torch.zeros(list_kernel.memory_bytes(1), dtype=torch.uint8)
+    monkeypatch.setattr(list_launch.Lists, "_empty", lambda *_: pytest.fail("the workspace was not used"))
+    for launch in (runner, runner.bind(out, odd, b, None, *numbers)):
+        out[0].fill_(float("nan"))
+        launch(out, odd, b, None, *numbers, workspace=workspace)
+        torch.testing.assert_close(out[0].double(), (odd[0].double() @ b[0].double()).bfloat16().double())
+
+
 def test_nothing_of_an_earlier_call_is_used_again(machine: Machine) -> None:
     """Addresses, then factors, then both: what was packed before is packed anew where they differ."""
     a, b = operands(("row", "col"))

@@ -110,17 +110,8 @@ class Lists:
         shared_bytes = variant.shared_bytes(self._config) + list_choice.TABLE_BYTES
         return self._load(dense.spec(self._config, variant), shared_bytes), shared_bytes
 
-    def __call__(
-        self,
-        out: Tensors,
-        a: Tensors,
-        b: Tensors,
-        c: Tensors | None,
-        alpha: Numbers,
-        beta: Numbers,
-        workspace: Tensor | None = None,
-    ) -> None:
-        self.bind(out, a, b, c, alpha, beta)(out, a, b, c, alpha, beta, workspace)
+    def __call__(self, out: Tensors, *operands: Any, workspace: Tensor | None = None) -> None:
+        self.bind(out, *operands)(out, *operands, workspace=workspace)
 
     def bind(
         self, out: Tensors, a: Tensors, b: Tensors, c: Tensors | None, alpha: Numbers, beta: Numbers
@@ -254,7 +245,7 @@ class Lists:
             known, packed = latest  # read at once: other threads write it
             if values != known:
                 if reduce(or_, map(values.__getitem__, read)) % dense.ALIGN:
-                    return self._with_copies(out, a, b, c, alpha, beta, workspace)
+                    return self._with_copies(out, a, b, c, alpha, beta, workspace=workspace)
                 packed = [setup.pack(values) for _, _, setup in setups]
                 latest = values, packed
             # From torch's allocator and for this call alone, so that calls on several streams do not meet.
@@ -280,9 +271,7 @@ class Lists:
         out: Tensors,
         a: Tensors,
         b: Tensors,
-        c: Tensors | None,
-        alpha: Numbers,
-        beta: Numbers,
+        *others: Any,
         workspace: Tensor | None = None,
         addresses: Sequence[int] = (),
     ) -> None:
@@ -300,7 +289,7 @@ class Lists:
                 turned = self._turned(a[i], b[i])
                 left[i] = gemm.readable(a[i], turned[0])
                 right[i] = gemm.readable(b[i].t(), turned[1]).t()
-            self(targets, left, right, c, alpha, beta, workspace)
+            self(targets, left, right, *others, workspace=workspace)
             for one, target in zip(out, targets, strict=True):
                 if target is not one:
                     one.copy_(target)
