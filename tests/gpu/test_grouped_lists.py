@@ -17,6 +17,7 @@ from omnigemm.backends.cuda.sm90 import Config, Variant
 from omnigemm.core.problem import Problem
 from omnigemm.ops.grouped import GROUPED_GEMM
 
+from .group_cases import on_streams
 from .test_gemm16 import DTYPES, close, matrix
 
 Shape = tuple[int, int, int]
@@ -410,16 +411,7 @@ def test_a_capture_that_would_compile_is_refused() -> None:
 
 
 def test_streams() -> None:
-    made = [List(small(60, 400, seed)) for seed in range(4)]
-    streams = [torch.cuda.Stream() for _ in made]
-    torch.cuda.synchronize()
-    for _ in range(10):
-        for one, stream in zip(made, streams, strict=True):
-            with torch.cuda.stream(stream):
-                one.call()
-    torch.cuda.synchronize()
-    for one in made:
-        one.check()
+    on_streams([List(small(60, 400, seed)) for seed in range(4)])
 
 
 def test_plans_run_and_say_what_they_take() -> None:
