@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -208,6 +210,25 @@ def run(config: sm90.Config, case: Case) -> None:
     launch(out, *given.operands)
     written = check(given, out)
     assert int((~whole.isnan()).sum()) == written, "rows that belong to nobody were written"
+
+
+class Checked(Protocol):
+    def call(self) -> object: ...
+
+    def check(self) -> None: ...
+
+
+def on_streams(made: Sequence[Checked]) -> None:
+    """Call each on a stream of its own, all in turn, and check what they wrote."""
+    streams = [torch.cuda.Stream() for _ in made]
+    torch.cuda.synchronize()
+    for _ in range(10):
+        for one, stream in zip(made, streams, strict=True):
+            with torch.cuda.stream(stream):
+                one.call()
+    torch.cuda.synchronize()
+    for one in made:
+        one.check()
 
 
 def fits(config: sm90.Config, case: Case) -> bool:

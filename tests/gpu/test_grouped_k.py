@@ -16,6 +16,7 @@ from omnigemm.backends.cuda.sm90 import Config
 from omnigemm.core.problem import Problem
 from omnigemm.ops.grouped_k import GROUPED_K_CONTIGUOUS
 
+from .group_cases import on_streams
 from .test_gemm16 import DTYPES, close
 
 NAN = float("nan")
@@ -394,16 +395,7 @@ def test_calls_that_follow_one_another() -> None:
 
 
 def test_streams() -> None:
-    made = [Case(136, 264, ends_of([100 + i, 0, 300, 111]), 600) for i in range(4)]
-    streams = [torch.cuda.Stream() for _ in made]
-    torch.cuda.synchronize()
-    for _ in range(10):
-        for one, stream in zip(made, streams, strict=True):
-            with torch.cuda.stream(stream):
-                one.call()
-    torch.cuda.synchronize()
-    for one in made:
-        one.check()
+    on_streams([Case(136, 264, ends_of([100 + i, 0, 300, 111]), 600) for i in range(4)])
 
 
 def test_results_are_the_same_every_time() -> None:

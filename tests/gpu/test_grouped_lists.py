@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 import omnigemm
-from omnigemm.backends.cuda import dense, gpu, jit, list_choice, lists
+from omnigemm.backends.cuda import dense, gpu, jit, list_choice, list_kernel, list_launch, list_setup, lists
 from omnigemm.backends.cuda.sm90 import Config, Variant
 from omnigemm.core.problem import Problem
 from omnigemm.ops.grouped import GROUPED_GEMM
 
+from .group_cases import on_streams
 from .test_gemm16 import DTYPES, close, matrix
 
 Shape = tuple[int, int, int]
@@ -65,9 +66,9 @@ class List:
     def operands(self) -> tuple[Any, ...]:
         return self.a, self.b, self.c, self.alpha, self.beta
 
-    def runner(self, config: Config) -> lists.Lists:
+    def runner(self, config: Config) -> list_launch.Lists:
         problem = GROUPED_GEMM.describe(self.operands, GROUPED_GEMM.check(self.operands, self.out, None))
-        return lists.Lists(problem, config, 0, torch.cuda.get_device_properties(0).multi_processor_count)
+        return list_launch.Lists(problem, config, 0, torch.cuda.get_device_properties(0).multi_processor_count)
 
     def call(self, **words: Any) -> list[Tensor]:
         return omnigemm.grouped_gemm(
@@ -101,7 +102,7 @@ def variant(kind: tuple[Any, ...]) -> Variant:
     one = Problem(
         "grouped_gemm", 1, 1, 1, dtype, dtype, out, groups=1, c=c, a_layout=a, b_layout=b, shapes=((1, 1, 1),)
     )
-    return lists.variant_of(one, lists.layouts(one)[0])
+    return list_kernel.variant_of(one, list_launch.layouts(one)[0])
 
 
 CONFIGS = tuple(list_choice.legal([variant(kind) for kind in KINDS]))
@@ -122,7 +123,8 @@ def test_configs_against_float64(config: Config, kind: tuple[Any, ...]) -> None:
 @pytest.fixture(scope="module", autouse=True)
 def _compiled() -> None:
     specs = {dense.spec(config, variant(kind)) for config in CONFIGS for kind in KINDS}
-    failed = [one.error for one in jit.warm(specs | {lists.setup_spec(lines) for lines in lists.LINES}) if not one.ok]
+    specs |= {list_setup.spec(lines) for lines in list_setup.LINES}
+    failed = [one.error for one in jit.warm(specs) if not one.ok]
     assert not failed, failed[0]
 
 
@@ -409,16 +411,7 @@ def test_a_capture_that_would_compile_is_refused() -> None:
 
 
 def test_streams() -> None:
-    made = [List(small(60, 400, seed)) for seed in range(4)]
-    streams = [torch.cuda.Stream() for _ in made]
-    torch.cuda.synchronize()
-    for _ in range(10):
-        for one, stream in zip(made, streams, strict=True):
-            with torch.cuda.stream(stream):
-                one.call()
-    torch.cuda.synchronize()
-    for one in made:
-        one.check()
+    on_streams([List(small(60, 400, seed)) for seed in range(4)])
 
 
 def test_plans_run_and_say_what_they_take() -> None:
@@ -426,7 +419,7 @@ def test_plans_run_and_say_what_they_take() -> None:
     plan = omnigemm.plan(
         "grouped_gemm", m=0, n=0, k=0, shapes=SHAPES, dtype="bf16", b_layout="col", device="cuda", backend="cuda"
     )
-    assert plan.workspace_bytes >= len(SHAPES) * lists.MEMORY_BYTES
+    assert plan.workspace_bytes >= len(SHAPES) * list_kernel.MEMORY_BYTES
     plan.run(made.a, made.b, out=made.out)
     made.check()
     assert "one launch for all products" in str(

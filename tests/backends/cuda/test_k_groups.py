@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from omnigemm.backends.blas import estimate
-from omnigemm.backends.cuda import CudaBackend, dense, explain_on, group_choice, k_groups, list_choice, lists
+from omnigemm.backends.cuda import CudaBackend, dense, explain_on, group_choice, k_groups, list_choice, list_kernel
 from omnigemm.backends.cuda.gpu import KNOWN
 from omnigemm.backends.cuda.jit import KernelSpec, Result
 from omnigemm.backends.cuda.sm90 import Config
@@ -134,7 +134,8 @@ class Machine:
                 assert not any(one % 16 for one in (out, 2 * out_row, 2 * n))
             memory_at(out, m, n, out_row, 1, self.out_dtype).copy_(result)
         assert total == tiles
-        assert struct.unpack("i", ctypes.string_at(memory + lists.MEMORY_BYTES * count, 4)) == (0,), "none taken yet"
+        counter = ctypes.string_at(memory + list_kernel.MEMORY_BYTES * count, 4)
+        assert struct.unpack("i", counter) == (0,), "none taken yet"
         packs = H200.multiprocessors // CONFIG.cluster
         assert launcher.options["grid"] == min(tiles, packs) * CONFIG.cluster
 
@@ -314,7 +315,7 @@ def test_workspace_is_what_the_plan_says(machine: Machine, monkeypatch: pytest.M
     out = real(800, 8, 8)
     monkeypatch.setattr(k_groups.torch, "empty", empty)
     plan.launch(out, a, b, ends, None, None, None)
-    assert 800 * lists.MEMORY_BYTES <= sum(taken) == plan.workspace_bytes
+    assert 800 * list_kernel.MEMORY_BYTES <= sum(taken) == plan.workspace_bytes
 
 
 FP8 = torch.float8_e4m3fn, torch.float8_e5m2

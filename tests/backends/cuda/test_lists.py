@@ -16,7 +16,7 @@ from torch import Tensor
 
 from omnigemm.backends.blas import BlasKernel, estimate
 from omnigemm.backends.blas.vendors import VENDORS
-from omnigemm.backends.cuda import CudaBackend, explain_on, list_choice, lists
+from omnigemm.backends.cuda import CudaBackend, explain_on, list_choice, list_kernel, list_launch, list_setup, lists
 from omnigemm.backends.cuda.gpu import KNOWN
 from omnigemm.backends.cuda.jit import KernelSpec, Result
 from omnigemm.backends.cuda.sm90 import Config
@@ -54,7 +54,7 @@ class Machine:
         memory, count, first, here, a_turned, b_turned, by_tma, *on_device = struct.unpack_from("P6i2P2i", raw)
         assert len(raw) == 56 + 96 * lines
         assert here <= lines
-        assert 384 + len(raw) <= (4096 if lines == lists._SMALL_LINES else 32764)
+        assert 384 + len(raw) <= (4096 if lines == list_setup.SMALL_LINES else 32764)
         assert launcher.options["grid"] * 4 >= here
         at = 56 + 56 * lines
         columns = [struct.unpack_from(f"{here}Q", raw, at + 8 * lines * i) for i in range(4)]
@@ -126,11 +126,11 @@ class Handle:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     made = Launcher.machine = Machine()
-    monkeypatch.setattr(lists, "Launcher", Launcher)
-    monkeypatch.setattr(lists, "load", lambda spec, index, shared: Handle(spec))
-    monkeypatch.setattr(lists, "raw_stream", lambda index: 0)
-    monkeypatch.setattr(lists, "_most_lines", lambda: lists.LINES[-1])
-    monkeypatch.setattr(lists.torch, "device", lambda *_: "cpu")
+    monkeypatch.setattr(list_launch, "Launcher", Launcher)
+    monkeypatch.setattr(list_launch, "load", lambda spec, index, shared: Handle(spec))
+    monkeypatch.setattr(list_launch, "raw_stream", lambda index: 0)
+    monkeypatch.setattr(list_setup, "most_lines", lambda: list_setup.LINES[-1])
+    monkeypatch.setattr(list_launch.torch, "device", lambda *_: "cpu")
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     monkeypatch.setattr(torch.cuda, "device", lambda index: torch.no_grad())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
@@ -147,8 +147,8 @@ def run(
     beta: list[float] | None = None,
     out: list[Tensor] | None = None,
     out_dtype: torch.dtype | None = None,
-    runner: lists.Lists | None = None,
-) -> lists.Lists:
+    runner: list_launch.Lists | None = None,
+) -> list_launch.Lists:
     """Into results of NaN; compared with float64."""
     alpha, beta = alpha or [1.0] * len(a), beta or [0.0] * len(a)
     machine.dtype, machine.out_dtype = a[0].dtype, out_dtype or a[0].dtype
@@ -159,7 +159,7 @@ def run(
     operands = a, b, c, alpha, beta
     specs = GROUPED_GEMM.check(operands, out, None)
     if runner is None:
-        runner = lists.Lists(GROUPED_GEMM.describe(operands, specs), CONFIG, 0, H200.multiprocessors)
+        runner = list_launch.Lists(GROUPED_GEMM.describe(operands, specs), CONFIG, 0, H200.multiprocessors)
     wanted = [
         alpha[i] * (a[i].double() @ b[i].double()) + (beta[i] * c[i].double() if c and beta[i] else 0.0)
         for i in range(len(a))
@@ -229,7 +229,7 @@ def test_factors_on_the_device(machine: Machine, form: str) -> None:
     outs = [torch.empty(m, n, dtype=torch.bfloat16) for m, n, _ in SHAPES]
     problem = GROUPED_GEMM.describe(tuple(given), GROUPED_GEMM.check(tuple(given), outs, None))
     assert (problem.c, problem.scaled) == (True, True)
-    runner = lists.Lists(problem, CONFIG, 0, H200.multiprocessors)
+    runner = list_launch.Lists(problem, CONFIG, 0, H200.multiprocessors)
     launch = runner.bind(outs, *given)
     for mixed in (False, True):  # one of both may be numbers of the host's
         used = [*given[:3], [2.0] * count if mixed else alpha, beta]
@@ -258,8 +258,8 @@ def test_odd_strides_and_addresses_are_copied_for_those_products_only(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copies: list[int] = []
-    real = lists.gemm.dense.aligned_copy
-    monkeypatch.setattr(lists.gemm.dense, "aligned_copy", lambda x: copies.append(1) or real(x))
+    real = list_launch.gemm.dense.aligned_copy
+    monkeypatch.setattr(list_launch.gemm.dense, "aligned_copy", lambda x: copies.append(1) or real(x))
     room = torch.randn(90, 304).bfloat16()
     a = [room[:20, :64], room[3:40, 1:202], room[:37, 8:72], room[:, 3:3]]
     b = [matrix(64, 10), matrix(201, 33, "col"), matrix(64, 9), matrix(0, 5)]
@@ -289,7 +289,7 @@ def test_long_lists(machine: Machine, count: int) -> None:
 
 
 def test_small_parameters_where_the_driver_is_old(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lists, "_most_lines", lambda: lists._SMALL_LINES)
+    monkeypatch.setattr(list_setup, "most_lines", lambda: list_setup.SMALL_LINES)
     run(machine, [matrix(2, 8)] * 100, [matrix(8, 3)] * 100)
     assert [name for name in machine.launches if "setup" in name] == ["omnigemm_sm90_list_setup_36"] * 3
 
@@ -310,7 +310,7 @@ def test_workspace_is_what_the_plan_says(machine: Machine, monkeypatch: pytest.M
         problem, type("Device", (), {"index": 0})()
     )
     out = [real(m, n, dtype=torch.bfloat16) for m, n, _ in SHAPES]
-    monkeypatch.setattr(lists.torch, "empty", empty)
+    monkeypatch.setattr(list_launch.torch, "empty", empty)
     plan.launch(out, a, b, None, [1.0] * 8, [0.0] * 8)
     assert 0 < sum(taken) <= plan.workspace_bytes
 
@@ -331,7 +331,9 @@ def test_a_workspace_of_the_planned_size_is_enough_and_serves_again(
     assert plan.takes_workspace
     room = torch.zeros(plan.workspace_bytes, dtype=torch.uint8)
     start, most = room.data_ptr(), 0
-    monkeypatch.setattr(lists.Lists, "_empty", lambda *_: pytest.fail("memory was allocated beside the workspace"))
+    monkeypatch.setattr(
+        list_launch.Lists, "_empty", lambda *_: pytest.fail("memory was allocated beside the workspace")
+    )
     setup = Machine.setup
 
     def look(self: Machine, launcher: Launcher, raw: bytes) -> None:
@@ -339,7 +341,7 @@ def test_a_workspace_of_the_planned_size_is_enough_and_serves_again(
         memory, all_of_them = struct.unpack_from("Pi", raw)
         assert (memory - start) % 128 == 0
         assert memory >= start
-        most = max(most, memory - start + all_of_them * lists.MEMORY_BYTES + lists._COUNTER_BYTES)
+        most = max(most, memory - start + all_of_them * list_kernel.MEMORY_BYTES + list_kernel._COUNTER_BYTES)
         setup(self, launcher, raw)
 
     monkeypatch.setattr(Machine, "setup", look)
@@ -348,7 +350,26 @@ def test_a_workspace_of_the_planned_size_is_enough_and_serves_again(
         plan.launch(out, a, b, None, *numbers, workspace=room)
         for x, y, z in zip(a, b, out, strict=True):
             torch.testing.assert_close(z.double(), (x.double() @ y.double()).bfloat16().double())
-    assert count * lists.MEMORY_BYTES <= most <= plan.workspace_bytes
+    assert count * list_kernel.MEMORY_BYTES <= most <= plan.workspace_bytes
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_lists_that_are_copied_use_the_workspace_too(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, moved: bool
+) -> None:
+    """Odd strides, which are seen before the launch, and odd addresses, which it sees itself."""
+    room = torch.randn(20, 80).bfloat16()
+    a, b, out = [room[:, :64]], [matrix(64, 9, "col")], [torch.empty(20, 9, dtype=torch.bfloat16)]
+    odd = [room[:, 1:65]] if moved else [torch.randn(20, 67).bfloat16()[:, :64]]
+    numbers = [1.0], [0.0]
+    problem = GROUPED_GEMM.describe((a, b, None, *numbers), GROUPED_GEMM.check((a, b, None, *numbers), None, None))
+    runner = list_launch.Lists(problem, CONFIG, 0, H200.multiprocessors)
+    workspace = torch.zeros(list_kernel.memory_bytes(1), dtype=torch.uint8)
+    monkeypatch.setattr(list_launch.Lists, "_empty", lambda *_: pytest.fail("the workspace was not used"))
+    for launch in (runner, runner.bind(out, odd, b, None, *numbers)):
+        out[0].fill_(float("nan"))
+        launch(out, odd, b, None, *numbers, workspace=workspace)
+        torch.testing.assert_close(out[0].double(), (odd[0].double() @ b[0].double()).bfloat16().double())
 
 
 def test_nothing_of_an_earlier_call_is_used_again(machine: Machine) -> None:
@@ -377,8 +398,8 @@ def test_calls_of_users_cold_warm_and_moved(machine: Machine, monkeypatch: pytes
 
     monkeypatch.setattr(_run, "choose", choose)
     packed: list[int] = []
-    pack = lists.Setup.pack
-    monkeypatch.setattr(lists.Setup, "pack", lambda *given: packed.append(1) or pack(*given))
+    pack = list_setup.Setup.pack
+    monkeypatch.setattr(list_setup.Setup, "pack", lambda *given: packed.append(1) or pack(*given))
     a, b = operands(("row", "mixed"))
     c = [torch.randn(m, n).bfloat16() for m, n, _ in SHAPES]
     out = [torch.empty(m, n, dtype=torch.bfloat16) for m, n, _ in SHAPES]
@@ -409,7 +430,7 @@ def test_calls_of_users_cold_warm_and_moved(machine: Machine, monkeypatch: pytes
 
 
 def test_strides_that_a_plan_remembers_are_bounded(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lists, "_BOUND_LIMIT", 3)
+    monkeypatch.setattr(list_launch, "_BOUND_LIMIT", 3)
     b, runner = [matrix(16, 8, "col")], None
     for pitch in range(16, 96, 8):
         runner = run(machine, [torch.randn(4, pitch).bfloat16()[:, :16]], b, runner=runner)
@@ -493,8 +514,8 @@ def test_lists_whose_factors_are_on_the_device_are_not_left_to_a_library_that_wa
             assert theirs.cost(problem, torch.device("cpu")) > theirs.cost(described(shapes), torch.device("cpu"))
 
 
-@pytest.mark.parametrize("lines", lists.LINES)
+@pytest.mark.parametrize("lines", list_setup.LINES)
 def test_the_small_kernel_compiles_clean(
     compile_all: Callable[[Sequence[KernelSpec]], list[Result]], compiles_clean: Callable[[Result], None], lines: int
 ) -> None:
-    compiles_clean(compile_all([lists.setup_spec(lines)])[0])
+    compiles_clean(compile_all([list_setup.spec(lines)])[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from ...core.problem import Problem
 from ...core.settings import current
 from ..blas import estimate
 from . import choice, sm90
+from .empty import Empty
 from .gpu import Gpu
 from .jit import KernelSpec
 from .jit.loader import Loaded, is_loaded, load
@@ -373,35 +375,21 @@ class Sm90Dense:
         return Plan(*parts, bind=run.bind, bind_addresses=run.bind_addresses, uses_torch=False)
 
 
-@dataclasses.dataclass(frozen=True)
-class Fill:
-    """Products with nothing to add up: zero, the bias, or beta C."""
-
-    name: str = "fill"
-
-    def supports(self, problem: Problem, device: torch.device) -> Support:
-        return Support(True, "a dimension is 0: the result is zero, the bias, beta C, or empty")
-
-    def cost(self, problem: Problem, device: torch.device) -> float:
-        return 0.0
-
-    def plan(self, problem: Problem, device: torch.device) -> Plan:
-        def launch(out: Tensor, *operands: Any) -> None:
-            added = operands[-1] if problem.op != "gemm" else operands[2] if problem.c else None
-            if added is None:
-                out.zero_()
-            else:
-                out.copy_(added.expand_as(out))
-            if problem.c:
-                out.mul_(operands[-1])
-
-        return Plan(problem, device, "cuda", self.name, launch)
+def _fill(problem: Problem, out: Tensor, *operands: Any) -> None:
+    added = operands[-1] if problem.op != "gemm" else operands[2] if problem.c else None
+    if added is None:
+        out.zero_()
+    else:
+        out.copy_(added.expand_as(out))
+    if problem.c:
+        out.mul_(operands[-1])
 
 
-def kernels(problem: Problem, gpu: Gpu) -> tuple[Sm90Dense | Fill, ...]:
+def kernels(problem: Problem, gpu: Gpu) -> tuple[Sm90Dense | Empty, ...]:
     """The choice and its runners-up."""
     if 0 in (problem.m, problem.n, problem.k):
-        return (Fill(),)
+        words = "a dimension is 0: the result is zero, the bias, beta C, or empty"
+        return (Empty("fill", words, partial(_fill, problem)),)
     ranked = choice.choices(variant_of(problem), problem.m, gpu, current().constant_weights)
     return tuple(Sm90Dense(problem, one, gpu) for one in ranked)
 
@@ -409,7 +397,7 @@ def kernels(problem: Problem, gpu: Gpu) -> tuple[Sm90Dense | Fill, ...]:
 def specs(problem: Problem, gpu: Gpu) -> tuple[KernelSpec, ...]:
     """What must be compiled to run the problem on such a GPU."""
     chosen = kernels(problem, gpu)[0]
-    if isinstance(chosen, Fill):
+    if isinstance(chosen, Empty):
         return ()
     sums = (ROW_SUMS,) if problem.zero_points else ()
     return (spec(chosen.choice.config, variant_of(problem)), *sums)

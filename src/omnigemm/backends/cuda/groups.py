@@ -14,6 +14,7 @@ from ...core.plan import Plan
 from ...core.problem import Problem
 from ..blas import estimate
 from . import choice, dense, group_choice, sm90
+from .empty import Empty
 from .gpu import Gpu
 from .jit import KernelSpec
 from .launch import Launcher, Matrix, raw_stream
@@ -280,33 +281,19 @@ class Sm90Groups:
         return Plan(problem, device, "cuda", self.name, launch, config, bind=launch.bind, uses_torch=False)
 
 
-@dataclasses.dataclass(frozen=True)
-class Empty:
-    """Products with nothing to add up: rows of groups are zero, the others stay."""
-
-    name: str = "fill"
-
-    def supports(self, problem: Problem, device: torch.device) -> Support:
-        return Support(True, "a dimension is 0: rows of groups are zero, or there are none")
-
-    def cost(self, problem: Problem, device: torch.device) -> float:
-        return 0.0
-
-    def plan(self, problem: Problem, device: torch.device) -> Plan:
-        def launch(out: Tensor, a: Tensor, b: Tensor, groups: Tensor, *rest: Any) -> None:
-            if out.numel() == 0 or groups.numel() == 0:
-                return
-            last = groups.amax() if out.dim() == 2 else groups[:, None]
-            ours = torch.arange(out.size(-2), device=out.device) < last
-            out.masked_fill_(ours[..., None], 0.0)
-
-        return Plan(problem, device, "cuda", self.name, launch)
+def _fill(out: Tensor, a: Tensor, b: Tensor, groups: Tensor, *rest: Any) -> None:
+    """Rows of groups become zero, the others stay."""
+    if out.numel() == 0 or groups.numel() == 0:
+        return
+    last = groups.amax() if out.dim() == 2 else groups[:, None]
+    ours = torch.arange(out.size(-2), device=out.device) < last
+    out.masked_fill_(ours[..., None], 0.0)
 
 
 def kernels(problem: Problem, gpu: Gpu) -> tuple[Sm90Groups | Empty, ...]:
     """The choice and its runners-up."""
     if 0 in (problem.m, problem.n, problem.k, problem.groups):
-        return (Empty(),)
+        return (Empty("fill", "a dimension is 0: rows of groups are zero, or there are none", _fill),)
     ranked = group_choice.choices(variant_of(problem), sizes_of(problem), gpu)
     return tuple(Sm90Groups(problem, one, gpu) for one in ranked)
 

@@ -1,7 +1,7 @@
-"""`grouped_gemm_k_contiguous` on Hopper: the kernel of lists (lists.py), with one product for each group.
+"""`grouped_gemm_k_contiguous` on Hopper: the kernel of lists (list_kernel.py), with one product for each group.
 
 How many rows a group has is known on the GPU only. A small kernel (k_groups_setup.cuh) reads `ends` there and writes
-what lists.py's small kernel is told by the host; the kernel that multiplies is the same.
+what the small kernel of lists (list_setup.py) is told by the host; the kernel that multiplies is the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from ...core.dtypes import name_of
 from ...core.plan import Plan
 from ...core.problem import Problem
 from ..blas import estimate
-from . import choice, dense, gemm, group_choice, list_choice, lists, sm90
+from . import choice, dense, gemm, group_choice, list_choice, list_kernel, sm90
+from .empty import Empty
 from .gpu import Gpu
 from .jit import KernelSpec
 from .launch import Launcher, raw_stream
@@ -26,7 +27,7 @@ from .launch import Launcher, raw_stream
 OP = "grouped_gemm_k_contiguous"
 _VALUES = "2P4Q2Q5q8if4x"  # struct Arguments of k_groups_setup.cuh
 # struct Arguments of gemm.cuh, by bytes of an element: of a list, only the end is read, and where scales are.
-_MAIN_VALUES = {1: "PP56xPiii4x", 2: lists.MAIN_VALUES}
+_MAIN_VALUES = {1: "PP56xPiii4x", 2: list_kernel.VALUES}
 _WARPS = 4  # groups of one of its blocks
 
 
@@ -34,8 +35,8 @@ def supports(problem: Problem) -> Support:
     if problem.groups > group_choice.GROUP_LIMIT:
         return Support(False, f"{problem.groups} groups, expected at most {group_choice.GROUP_LIMIT}")
     tiles = min(problem.groups, list_choice.PRODUCT_LIMIT) * -(-problem.m // 64) * -(-problem.n // 64)
-    if tiles >= lists.TILE_LIMIT:
-        return Support(False, f"the results have {tiles} tiles of 64x64, expected fewer than {lists.TILE_LIMIT}")
+    if tiles >= list_kernel.TILE_LIMIT:
+        return Support(False, f"the results have {tiles} tiles of 64x64, expected fewer than {list_kernel.TILE_LIMIT}")
     return Support(True, "")
 
 
@@ -43,14 +44,14 @@ def element_bytes(problem: Problem) -> int:
     return 1 if problem.a_dtype in ("e4m3", "e5m2") else 2
 
 
-def turned(problem: Problem) -> lists.Turned:
+def turned(problem: Problem) -> list_kernel.Turned:
     """In 16 bits, the columns of A and B lie side by side, and K does not. Tensor cores take no fp8 like that."""
     wide = element_bytes(problem) == 2
     return wide, wide
 
 
 def variant_of(problem: Problem) -> sm90.Variant:
-    return lists.variant_of(problem, turned(problem))
+    return list_kernel.variant_of(problem, turned(problem))
 
 
 def setup_spec(size: int) -> KernelSpec:
@@ -101,18 +102,18 @@ class KGroups:
                 threads=32 * _WARPS,
                 shared_bytes=0,
                 cluster=1,
-                matrices=lists.like_matrices(config, turned(problem), by_tma, variant.element_bytes),
+                matrices=list_kernel.like_matrices(config, turned(problem), by_tma, variant.element_bytes),
                 values=_VALUES,
             )
             main_launcher = Launcher(
                 main.kernel,
-                grid=lists.main_grid(config, count * self._tiles, multiprocessors),
+                grid=list_kernel.grid(config, count * self._tiles, multiprocessors),
                 shared_bytes=shared_bytes,
-                **lists.main_shape(config),
+                **list_kernel.shape(config),
                 values=_MAIN_VALUES[variant.element_bytes],
             )
             self._parts.append(Part(first, count, self._memory_bytes, setup_launcher, main_launcher))
-            self._memory_bytes += lists.memory_bytes(count)
+            self._memory_bytes += list_kernel.memory_bytes(count)
         self._bound: dict[Any, core_plan.Launch] = {}
         # Tensor maps that are only copied must point somewhere.
         self._somewhere = torch.empty(1, dtype=torch.uint8, device=self._device).data_ptr()
@@ -239,32 +240,17 @@ class Sm90KGroups:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class Fill:
-    """No rows at all, or results without elements."""
-
-    name: str = "fill"
-
-    def supports(self, problem: Problem, device: torch.device) -> Support:
-        return Support(True, "a dimension is 0: the result is zero, C, or empty")
-
-    def cost(self, problem: Problem, device: torch.device) -> float:
-        return 0.0
-
-    def plan(self, problem: Problem, device: torch.device) -> Plan:
-        def launch(out: Tensor, a: Tensor, b: Tensor, ends: Tensor, c: Tensor | None, *scales: Any) -> None:
-            if c is None:
-                out.zero_()
-            else:
-                out.copy_(c)
-
-        return Plan(problem, device, "cuda", self.name, launch)
+def _fill(out: Tensor, a: Tensor, b: Tensor, ends: Tensor, c: Tensor | None, *scales: Any) -> None:
+    if c is None:
+        out.zero_()
+    else:
+        out.copy_(c)
 
 
-def kernels(problem: Problem, gpu: Gpu) -> tuple[Sm90KGroups | Fill, ...]:
+def kernels(problem: Problem, gpu: Gpu) -> tuple[Sm90KGroups | Empty, ...]:
     """The choice and its runners-up."""
     if 0 in (problem.m, problem.n, problem.k, problem.groups):
-        return (Fill(),)
+        return (Empty("fill", "a dimension is 0: the result is zero, C, or empty", _fill),)
     ranked = list_choice.choices([variant_of(problem)], shapes_of(problem), gpu)
     return tuple(Sm90KGroups(problem, one, gpu) for one in ranked)
 
@@ -272,6 +258,6 @@ def kernels(problem: Problem, gpu: Gpu) -> tuple[Sm90KGroups | Fill, ...]:
 def specs(problem: Problem, gpu: Gpu) -> tuple[KernelSpec, ...]:
     """What must be compiled to run the problem on such a GPU."""
     chosen = kernels(problem, gpu)[0]
-    if isinstance(chosen, Fill):
+    if isinstance(chosen, Empty):
         return ()
     return dense.spec(chosen.choice.config, variant_of(problem)), setup_spec(element_bytes(problem))

@@ -22,7 +22,7 @@ struct ListMemory {
 
     static constexpr int MAPS = 3;
     static constexpr int BYTES = MAPS * sizeof(TensorMap) + sizeof(Product) + sizeof(Ending);
-    static_assert(BYTES == 464, "what lists.py sets aside for a product");
+    static_assert(BYTES == 464, "what list_kernel.py sets aside for a product");
 
     __device__ __forceinline__ TensorMap* maps(int which) const {
         return reinterpret_cast<TensorMap*>(start) + MAPS * which;

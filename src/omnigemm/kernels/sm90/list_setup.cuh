@@ -24,7 +24,7 @@ struct Arguments {
     u64 a[LINES], b[LINES], c[LINES], out[LINES];
     float alpha[LINES], beta[LINES];
 };
-static_assert(sizeof(Sizes) == 56 && sizeof(Arguments) == 56 + 96 * LINES, "as lists.py packs them");
+static_assert(sizeof(Sizes) == 56 && sizeof(Arguments) == 56 + 96 * LINES, "as list_setup.py packs them");
 
 constexpr int WARPS = 4;
 
