@@ -35,11 +35,16 @@ TITLES = {
     "grouped_contiguous_fp8_block": "grouped_gemm_contiguous, fp8 with block scales",
     "grouped_contiguous_fp8_token": "grouped_gemm_contiguous, fp8 with scales per token",
     "grouped_masked_fp8_block": "grouped_gemm_masked, fp8 with block scales",
+    "grouped_k_bf16": "grouped_gemm_k_contiguous, bf16 to bf16",
+    "grouped_k_bf16_add": "grouped_gemm_k_contiguous, bf16, added to fp32",
+    "grouped_k_fp8_add": "grouped_gemm_k_contiguous, fp8, added to fp32",
 }
+NO_SHAPE = "grouped_list_bf16"  # products of many shapes: nothing to draw
 # What a peer whose name has this word does differently.
 NOTES = {
     "fp8_token": ("tensorwise", "torch scaled_mm tensorwise applies one scale for each operand, not one for each row."),
     "fp8_tensor": ("rowwise", "torch scaled_mm rowwise applies a scale for each row, not one for each operand."),
+    "grouped_k_bf16_add": ("torch", "torch's products give bf16 and add nothing: a quarter of the results' bytes."),
 }
 FEW_ROWS = 128  # the upper panel's largest M
 
@@ -159,14 +164,21 @@ def legend(y: float, peers: Mapping[str, int]) -> tuple[float, list[str]]:
     return y + 22, parts
 
 
-def panel(y: float, heading: str, points: Sequence[Point], peers: Mapping[str, int]) -> tuple[float, list[str]]:
+def letters(op: str) -> tuple[str, str]:
+    """What a shape's rows and its other two sizes are called: groups along K have rows of K."""
+    return ("rows", f"M {TIMES} N") if op.startswith("grouped_k_") else ("M", f"N {TIMES} K")
+
+
+def panel(y: float, op: str, sign: str, points: Sequence[Point], peers: Mapping[str, int]) -> tuple[float, list[str]]:
     """Rows in groups of one N x K, over an axis of their own."""
     scale = Scale([ratio for point in points for ratio in point.ratios])
     top = y + 44
     bottom = top + ROW * len(points)
-    words = [text(PAD, y + 12, heading, "head")]
-    rows = f"groups {TIMES} M" if points[0].groups else "M"
-    columns = ((COLUMN_NK, f"N {TIMES} K"), (COLUMN_M, rows), (COLUMN_US, f"ours, {US}"))
+    rows, sides = letters(op)
+    words = [text(PAD, y + 12, f"{rows} {sign}", "head")]
+    if points[0].groups:
+        rows = f"groups {TIMES} {rows}"
+    columns = ((COLUMN_NK, sides), (COLUMN_M, rows), (COLUMN_US, f"ours, {US}"))
     words += [text(x, top - 10, name, "small", "end") for x, name in columns]
     words.append(text(scale.x(1.0) - 2, top - 10, "floor", "small"))
     bands, bars, marks = [], [], []
@@ -225,10 +237,10 @@ def figure(record: Mapping[str, Any], op: str, points: Sequence[Point], peers: M
     few = [point for point in points if point.m <= FEW_ROWS]
     many = [point for point in points if point.m > FEW_ROWS]
     if few:
-        add(panel(y + 6, f"M \N{LESS-THAN OR EQUAL TO} {FEW_ROWS}", few, here))
+        add(panel(y + 6, op, f"\N{LESS-THAN OR EQUAL TO} {FEW_ROWS}", few, here))
     if many:
         least = min(point.m for point in many)
-        add(panel(y + 6, f"M \N{GREATER-THAN OR EQUAL TO} {least}", many, here))
+        add(panel(y + 6, op, f"\N{GREATER-THAN OR EQUAL TO} {least}", many, here))
     notes = [
         "Floor: computed from the GPU's memory and tensor-core rates for each shape (benchmarks/gpu.py), not measured."
     ]
@@ -277,6 +289,7 @@ def figures(path: Path, ops: Sequence[str] | None = None) -> dict[str, str]:
         # Without a floor there is nothing to draw a bar over.
         rows = [row for row in record["rows"] if row["op"] in TITLES or row.get("floor_us") is not None]
         rows = [row for row in rows if (row.get("config") or {}).get("backend") != "quant"]  # no products
+        rows = [row for row in rows if row["op"] != NO_SHAPE]
         found = list(dict.fromkeys(str(row["op"]) for row in rows))
         words = {"gpu": record["gpu"], "versions.torch": record["versions"].get("torch"), "method": record["method"]}
     except (AttributeError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
