@@ -279,7 +279,7 @@ def test_results_are_written_where_they_were_asked_for(machine: Machine) -> None
     assert int((~room.isnan()).sum()) == 200
 
 
-@pytest.mark.parametrize("count", [1, 36, 37, 108, 109, 324, 325, 700, 1024, 1025, 2100])
+@pytest.mark.parametrize("count", [1, 36, 37, 108, 109, 324, 325, 600, 601, 1025, 2100])
 def test_long_lists(machine: Machine, count: int) -> None:
     source = random.Random(count)
     shapes = [tuple(source.randint(1, 9) for _ in range(3)) for _ in range(count)]
@@ -315,7 +315,7 @@ def test_workspace_is_what_the_plan_says(machine: Machine, monkeypatch: pytest.M
     assert 0 < sum(taken) <= plan.workspace_bytes
 
 
-@pytest.mark.parametrize("count", [1, 8, 699, 700, 701, 1500])
+@pytest.mark.parametrize("count", [1, 8, 599, 600, 601, 1500])
 @pytest.mark.parametrize("layouts", [("row", "col"), ("mixed", "mixed")], ids="-".join)
 def test_a_workspace_of_the_planned_size_is_enough_and_serves_again(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, layouts: tuple[str, str], count: int

@@ -12,8 +12,9 @@ from .choice import RUNNERS_UP, Choice
 from .gpu import Gpu
 from .sm90 import BLOCK_K, SHARED_BYTES, SHARED_PER_SM, Config, Variant
 
-PRODUCT_LIMIT = 700  # of a launch: ends of products that every block holds
-TABLE_BYTES = 4 * PRODUCT_LIMIT + 80  # of shared memory: the ends, and the queue of tiles (tile_queue.cuh)
+PRODUCT_LIMIT = 600  # of a launch: ends of products that every block holds
+QUEUE_BYTES = 528  # of shared memory: what tile_queue.cuh needs
+TABLE_BYTES = 4 * PRODUCT_LIMIT + QUEUE_BYTES
 _START = 6e-6  # two kernels, one after the other
 _FIND_TILE = 500.0  # cycles, to find a tile and fetch its maps
 # Bytes a cycle that a multiprocessor asks for by itself, where rows begin at odd multiples of 16 bytes, as they do in

@@ -52,8 +52,9 @@ constexpr int SCALES_AT_ONCE = 4;                   // blocks of K, that is, of 
 static_assert(SCALES_AT_ONCE % DEPTH == 0, "parts of K are whole groups of DEPTH");
 constexpr bool ONE_READ = !LIST && K_BLOCKS % SCALES_AT_ONCE == 0;  // each row of scales begins at 16 bytes
 constexpr int SCALE_WARPS = STAGE_SCALES == 0 ? 0 : LOADER_WARPS - 1;
-constexpr int LOADER_REGISTERS = SCALE_WARPS == 0 ? 40 : ONE_READ ? 56 : 72;
-constexpr int MATH_REGISTERS = SCALE_WARPS == 0 ? 232 : ONE_READ ? 224 : 216;
+// Who brings scales, or looks up the tiles of a list, needs some more.
+constexpr int LOADER_REGISTERS = SCALE_WARPS == 0 && !LIST ? 40 : SCALE_WARPS == 0 || ONE_READ ? 56 : 72;
+constexpr int MATH_REGISTERS = LOADER_REGISTERS == 40 ? 232 : LOADER_REGISTERS == 56 ? 224 : 216;
 
 // Where a row's or column's scale lies in its stage: such that a math thread reads all of its rows' at once, and the
 // columns' in fours. Every read takes its time on the way to shared memory, which is also that of the operands.
@@ -179,9 +180,9 @@ struct Loader {
 #endif
         griddepcontrol_wait();
         int asked = 0;
-        for (int index = work.first(); work.has(index); index = work.next_to_load(asked)) {
+        for (int index = work.first_to_load(); work.has(index); index = work.next_to_load(asked)) {
             asked = work.ask(index);  // needed only when this tile's loads are begun: the answer may take its time
-            const Place tile = work.tile(index);
+            const Place tile = work.to_load(index);
             work.enter(tile, left, right);
 #pragma unroll 1
             for (int block = work.first_block; block < work.end(tile); ++block, --ahead) {
@@ -224,6 +225,7 @@ __device__ __forceinline__ void load_scales(const Work& work, const Shared& shar
     Position<STAGES> at;
     for (int index = work.first(); work.has(index); index = work.next(index)) {
         const Place tile = work.tile(index);
+        work.leave();
         const int rows = tile.rows(arguments), a_before = tile.a_scale_row(arguments), b_before = tile.b_scale_row();
         const int first_row = tile.row * TILE_ROWS, last_row = (SWAP ? tile.columns() : rows) - 1;
         const int first_col = tile.col * TILE_COLS, last_col = (SWAP ? rows : tile.columns()) - 1;
@@ -320,10 +322,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         Position<STAGES> at;
         const TensorMap* out_map = &map_out;
         for (int index = work.first(); work.has(index); index = work.next(index)) {
-            const Place tile = work.tile(index);
+            Place tile = work.tile(index);
             const int waves = work.waves(tile, group);
             if (waves == 0) {
                 Mainloop::skip(shared.ring, at, work.blocks(tile), work.share_rank);
+                work.leave();
                 continue;
             }
             Mainloop::Sums sums;
@@ -332,6 +335,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
             else
                 mainloop.run<1>(sums, shared.ring, at, shared.scales, tile, work.blocks(tile), work.share_rank);
             work.enter_out(tile, out_map, Epilogue::storing_thread());
+            work.leave();
             Epilogue::store(sums, shared.out, shared.stages, shared.arrived, out_map, arguments, group, tile, row);
         }
         Epilogue::finish();

@@ -27,4 +27,5 @@ struct WorkInOne {
     static __device__ __forceinline__ void enter(const Place&, const TensorMap*&, const TensorMap*&) {}
     template <class Place>
     static __device__ __forceinline__ void enter_out(const Place&, const TensorMap*&, bool) {}
+    static __device__ __forceinline__ void leave() {}
 };

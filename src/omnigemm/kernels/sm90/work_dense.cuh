@@ -36,6 +36,8 @@ struct Work : WorkInOne {
     __device__ __forceinline__ int first() const { return blockIdx.x / CLUSTER; }
     __device__ __forceinline__ int next(int index) const { return index + gridDim.x / CLUSTER; }
     __device__ __forceinline__ int ask(int index) const { return next(index); }
+    __device__ __forceinline__ int first_to_load() const { return first(); }
+    __device__ __forceinline__ Place to_load(int index) const { return tile(index); }
     static __device__ __forceinline__ int next_to_load(int asked) { return asked; }
     __device__ __forceinline__ bool has(int index) const { return index < row_packs * col_packs; }
     __device__ __forceinline__ Place tile(int index) const {

@@ -4,14 +4,14 @@
 #include "sm90/list_memory.cuh"
 #include "sm90/tile_queue.cuh"
 
-// A tile, and the product that it is of.
+// A tile, and what its product has.
 struct Place : Tile {
-    int which;
-    Product product;
+    int number;  // among all tiles, or how many there are: then it is none, and the last
+    int which, m, n, k_blocks;
     Ending ending;
 
-    __device__ __forceinline__ int rows(const Arguments&) const { return product.m; }
-    __device__ __forceinline__ int columns() const { return product.n; }
+    __device__ __forceinline__ int rows(const Arguments&) const { return m; }
+    __device__ __forceinline__ int columns() const { return n; }
     static constexpr __device__ int a_row(const Arguments&) { return 0; }
     static constexpr __device__ int b_row(const Arguments&) { return 0; }
     static constexpr __device__ int a_scale_row(const Arguments&) { return 0; }
@@ -21,7 +21,7 @@ struct Place : Tile {
     __device__ __forceinline__ long long scale_at(const Arguments& arguments, int row) const {
         return (long long)row * arguments.scale_pitch + ending.first_block;
     }
-    __device__ __forceinline__ int scale_end() const { return product.k_blocks; }
+    __device__ __forceinline__ int scale_end() const { return k_blocks; }
 #else
     static constexpr __device__ int scale_at(const Arguments&, int) { return 0; }
     static constexpr __device__ int scale_end() { return 0; }
@@ -47,17 +47,22 @@ struct Work {
     static_assert(ELEMENT_BYTES == 2 || DEPTH == 1, "K ends at any block");
     static constexpr bool OWN_MAPS = true;
     static constexpr int first_block = 0;
+    using Handover = TileHandover<Place>;
     ListMemory memory;
     Products products;
-    TileQueue* queue;
+    TileNumbers* numbers;
+    Handover* handover;
     int tiles, share_rank, first_rank;  // in the cluster: this block, and the one that asks for tiles
-    mutable int which;                  // the product of this thread's last tile
-    mutable TileQueue::At at;
+    // Where this thread is: in the list, if it loads, and among what is handed over.
+    mutable int which;
+    mutable TileNumbers::At numbers_at;
+    mutable Handover::At at;
 
     __device__ __forceinline__ Work(const Arguments& arguments)
         : memory{arguments.list, arguments.list_count},
           products{nullptr, nullptr, arguments.list_count, TILE_ROWS * RIGHT_SHARE, TILE_COLS * LEFT_SHARE},
-          queue(nullptr),
+          numbers(nullptr),
+          handover(nullptr),
           tiles(arguments.list_tiles),
           share_rank(SHARE > 1 ? cluster_ctarank() % SHARE : 0),
           first_rank(cluster_ctarank() - share_rank),
@@ -65,41 +70,64 @@ struct Work {
 
     // By all threads; to be followed by a barrier.
     __device__ __forceinline__ void prepare(void* free, int) {
-        queue = static_cast<TileQueue*>(free);
-        if (threadIdx.x == 0) queue->init(SHARE * (4 * MATH_GROUPS + SCALE_WARPS) + SHARE - 1);
-        int* ends = reinterpret_cast<int*>(queue + 1);
+        handover = static_cast<Handover*>(free);
+        numbers = reinterpret_cast<TileNumbers*>(handover + 1);
+        int* ends = reinterpret_cast<int*>(numbers + 1);
+        static_assert(sizeof(Handover) + sizeof(TileNumbers) == 528, "what list_choice.py sets aside");
+        if (threadIdx.x == 0) {
+            handover->init(4 * MATH_GROUPS + SCALE_WARPS);
+            if constexpr (SHARE > 1) numbers->init();
+        }
         products.table = memory.table();
         products.ends = ends;
         griddepcontrol_wait();
         for (int i = threadIdx.x; i < products.count; i += THREADS) ends[i] = products.table[i].tile_end;
     }
-    static __device__ __forceinline__ int end(const Place& tile) { return tile.product.k_blocks; }
-    // Asked by whole warps, who thereby agree on it.
-    static __device__ __forceinline__ int blocks(const Place& tile) { return uniform(tile.product.k_blocks); }
-    __device__ __forceinline__ int first() const { return blockIdx.x / CLUSTER; }
-    __device__ __forceinline__ bool has(int index) const { return index < tiles; }
+
+    // The thread that loads asks for tiles, finds out what they are and hands that over.
+    __device__ __forceinline__ int first_to_load() const { return blockIdx.x / CLUSTER; }
     __device__ __forceinline__ int ask(int) const {
         return share_rank == 0 ? gridDim.x / CLUSTER + atomicAdd(memory.taken(), 1) : 0;
     }
-    __device__ __forceinline__ int next_to_load(int asked) const {
-        if (share_rank != 0) return queue->take<false>(at, first_rank);
-        queue->give(at, asked, first_rank);
-        return asked;
-    }
-    __device__ __forceinline__ int next(int) const { return uniform(queue->take<true>(at, first_rank)); }
-    __device__ __forceinline__ Place tile(int index) const {
-        which = products.find(index, which);
+    __device__ __forceinline__ Place to_load(int number) const {
+        which = products.find(number, which);
         const Product one = products.table[which];
-        const Tile pack = products.tile(index, which, one, BAND);
-        return {{pack.row * RIGHT_SHARE + (RIGHT_SHARE > 1 ? share_rank : 0),
-                 pack.col * LEFT_SHARE + (LEFT_SHARE > 1 ? share_rank : 0)},
-                which,
-                one,
-                memory.endings()[which]};
+        const Tile pack = products.tile(number, which, one, BAND);
+        const Place place{{pack.row * RIGHT_SHARE + (RIGHT_SHARE > 1 ? share_rank : 0),
+                           pack.col * LEFT_SHARE + (LEFT_SHARE > 1 ? share_rank : 0)},
+                          number,
+                          which,
+                          one.m,
+                          one.n,
+                          one.k_blocks,
+                          memory.endings()[which]};
+        handover->give(at, place);
+        return place;
     }
+    __device__ __forceinline__ int next_to_load(int asked) const {
+        int number = asked;
+        if constexpr (SHARE > 1) {
+            if (share_rank == 0)
+                numbers->give(numbers_at, number, first_rank);
+            else
+                number = numbers->take(numbers_at, first_rank);
+        }
+        if (!has(number)) handover->give(at, Place{{}, tiles});
+        return number;
+    }
+
+    // The others work on what is handed over.
+    __device__ __forceinline__ int first() const { return uniform(handover->look(at).number); }
+    __device__ __forceinline__ bool has(int number) const { return number < tiles; }
+    __device__ __forceinline__ int next(int) const { return first(); }
+    __device__ __forceinline__ Place tile(int) const { return handover->look(at); }
+    __device__ __forceinline__ void leave() const { handover->leave(at); }
+    static __device__ __forceinline__ int end(const Place& tile) { return tile.k_blocks; }
+    // Asked by whole warps, who thereby agree on it.
+    static __device__ __forceinline__ int blocks(const Place& tile) { return uniform(tile.k_blocks); }
     // A math group that has no row of the product's at all has nothing to multiply.
     static __device__ __forceinline__ int waves(const Place& place, int math_group) {
-        return uniform(place.row * TILE_ROWS + math_group * GROUP_ROWS >= place.product.m ? 0 : WAVES);
+        return uniform(place.row * TILE_ROWS + math_group * GROUP_ROWS >= place.m ? 0 : WAVES);
     }
 
     // The maps of a tile's product. A thread that comes to another's makes sure that it sees what was written there,
@@ -111,7 +139,9 @@ struct Work {
         fence_proxy_tensormap_acquire(left);
         fence_proxy_tensormap_acquire(right);
     }
-    __device__ __forceinline__ void enter_out(const Place& tile, const TensorMap*& out, bool stores) const {
+    // How to finish a tile is read only now: registers are few while it is multiplied.
+    __device__ __forceinline__ void enter_out(Place& tile, const TensorMap*& out, bool stores) const {
+        tile.ending = handover->look(at).ending;
         const TensorMap* own = memory.maps(tile.which) + 2;
         if (own == out) return;
         out = own;
