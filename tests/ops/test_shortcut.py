@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import omnigemm
-from omnigemm.ops import _run, grouped
+from omnigemm.ops import _run, grouped, overlap
 
 OP = torch.ops.omnigemm.fp8_gemm
 
@@ -557,7 +557,7 @@ def test_overlaps_of_lists_are_found_by_addresses() -> None:
             tensors.append(room[start : start + size])
             uses[int(i >= outs), start : start + size] += 1
         fine = not bool(((uses[0] > 1) | (uses[0] > 0) & (uses[1] > 0)).any())
-        reach, looks = _run.ListReach(outs, tensors), []
+        reach, looks = overlap.ListReach(outs, tensors), []
         starts = [one.data_ptr() for one in tensors]
         for _ in range(2):  # what was looked at closely, and passed, is known
             reach.need_apart(starts, lambda looks=looks: looks.append(1))

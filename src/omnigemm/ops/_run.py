@@ -12,7 +12,6 @@ from functools import partial
 from operator import is_, itemgetter
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,7 +22,8 @@ from ..core.plan import AddressLaunch, Launch, Plan
 from ..core.problem import Problem
 from ..core.settings import Settings, current
 from ..core.watched import dispatch_modes, function_modes, watched
-from .checks import OutSpec, reach, show
+from .checks import OutSpec, show
+from .overlap import ListReach, Reach, reach
 
 NAMESPACE = "omnigemm"
 library = torch.library.Library(NAMESPACE, "DEF")
@@ -60,40 +60,6 @@ class Ops(NamedTuple):
     outs: str
     function: Any
     writer: Any
-
-
-class Reach(NamedTuple):
-    """Bytes from the first to the last element. For tensors that lie like these, overlaps show in addresses alone."""
-
-    out: int
-    operands: tuple[tuple[int, int], ...]  # by their positions
-
-
-class ListReach:
-    """The same for lists of tensors, results first: none of these may share memory with another tensor."""
-
-    def __init__(self, outs: int, tensors: Sequence[Tensor]) -> None:
-        sizes = [reach(one) for one in tensors]
-        self._used = np.array([i for i, size in enumerate(sizes) if size], dtype=np.int64)
-        self._sizes = np.array(sizes, dtype=np.int64)[self._used]
-        self._is_out = self._used < outs
-        self._fine: list[int] = []  # addresses that were found to be
-
-    def need_apart(self, starts: list[int], look_closer: Callable[[], None]) -> None:
-        if starts != self._fine:
-            if not self._far_apart(starts):
-                look_closer()
-            self._fine = starts
-
-    def _far_apart(self, starts: list[int]) -> bool:
-        """One sweep over addresses."""
-        begins = np.array(starts, dtype=np.int64)[self._used]
-        order = begins.argsort()
-        begins, is_out = begins[order], self._is_out[order]
-        ends = begins + self._sizes[order]
-        # How far what came before reaches: all of it, and results alone.
-        anything, written = np.maximum.accumulate(ends), np.maximum.accumulate(np.where(is_out, ends, 0))
-        return not bool((begins[1:] < np.where(is_out[1:], anything[:-1], written[:-1])).any())
 
 
 class Call(NamedTuple):
@@ -194,7 +160,7 @@ def _keep(key: Any, operation: Operation, plan: Plan, spec: Any, operands: Opera
     example = allocate(spec) if out is None else out
     launch = plan.launch if plan.bind is None else plan.bind(example, *operands)
     of_lists = None if operation.tensors is None else ListReach(len(example), operation.tensors(example, operands))
-    of_others = _reach(example, operands) if of_lists is None else None
+    of_others = Reach.of(example, operands) if of_lists is None else None
     at = None if plan.bind_addresses is None else plan.bind_addresses(example, *operands)
     made = Call(plan, launch, _allocator(spec), of_others, of_lists, at)
     return calls.put(key, made, 1 if isinstance(spec, OutSpec) else 1 + len(spec) // 8)
@@ -207,24 +173,6 @@ def execute(
     return _launch(operation, call_for(operation, operands, out, out_dtype, backend), operands, out)
 
 
-def _reach(out: Tensor, operands: Operands) -> Reach | None:
-    if any(isinstance(one, (list, tuple)) for one in operands):
-        return None  # tensors inside of other things: always a closer look
-    found = ((i, reach(one)) for i, one in enumerate(operands) if isinstance(one, Tensor))
-    return Reach(reach(out), tuple((i, size) for i, size in found if size))
-
-
-def _far_apart(sizes: Reach, out: Tensor, operands: Operands, may_be_out: int | None) -> bool:
-    """Whether `out` begins after or ends before each operand: then it needs no closer look."""
-    start = out.data_ptr()
-    end = start + sizes.out
-    for i, size in sizes.operands:
-        other = operands[i].data_ptr()
-        if other < end and start < other + size and not (i == may_be_out and operands[i] is out):
-            return False
-    return True
-
-
 _address = Tensor.data_ptr
 
 
@@ -233,7 +181,7 @@ def _launch(operation: Operation, call: Call, operands: Operands, out: Any) -> A
         return _launch_list(operation, operation.tensors, call, operands, out)
     if out is None:
         out = call.fresh()
-    elif call.reach is None or not _far_apart(call.reach, out, operands, operation.may_be_out):
+    elif call.reach is None or not call.reach.far_apart(out, operands, operation.may_be_out):
         operation.distinct(operands, out)
     return _write(call, operands, out)
 

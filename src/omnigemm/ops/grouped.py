@@ -26,12 +26,12 @@ from .checks import (
     need_shape,
     need_tensor,
     result,
-    same_memory,
     scale_kinds,
     show,
 )
 from .gemm import need_c, product_shape
 from .int4 import PARTS, SCHEMA, need_weight, parts_of, tensors_of
+from .overlap import same_memory
 
 # ----------------------------------------------------------------------------- each group its own everything
 
