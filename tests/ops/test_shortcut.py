@@ -13,7 +13,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import omnigemm
-from omnigemm.ops import _run, grouped, overlap
+from omnigemm.core.dispatch import PlanCache
+from omnigemm.ops import _library, _run, grouped, overlap
+from omnigemm.ops._recent import ANEW, RecentCalls, recent_calls
+from op_support import forget_calls
 
 OP = torch.ops.omnigemm.fp8_gemm
 
@@ -37,15 +40,15 @@ def operands() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def through_dispatcher(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Counts the calls that take the long way."""
     taken: list[int] = []
-    shortcut = _run._shortcut
+    shortcut = _library.shortcut
 
     def look(*call: Any) -> Any:
         answer = shortcut(*call)
-        if answer is _run.ANEW:
+        if answer is ANEW:
             taken.append(1)
         return answer
 
-    monkeypatch.setattr(_run, "_shortcut", look)
+    monkeypatch.setattr(_library, "shortcut", look)
     return taken
 
 
@@ -146,14 +149,14 @@ def test_out_next_to_an_operand_is_fine_and_inside_one_is_not() -> None:
 def executed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Counts the calls that are looked up by their signature."""
     seen: list[int] = []
-    call_for = _run.call_for
+    get = _run.calls.get
 
-    def look(*call: Any) -> Any:
+    def look(key: Any) -> Any:
         seen.append(1)
-        return call_for(*call)
+        return get(key)
 
-    monkeypatch.setattr(_run, "call_for", look)
-    _run.calls.clear()
+    monkeypatch.setattr(_run.calls, "get", look)
+    forget_calls()
     return seen
 
 
@@ -236,11 +239,11 @@ def test_gradients_take_the_long_way_also_after_a_call_without(through_dispatche
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_run.Calls, "RECENT_LIMIT", 5)
+    monkeypatch.setattr(RecentCalls, "LIMIT", 5)
     weights = [torch.randn(4, 4) for _ in range(12)]
     for weight in weights:
         omnigemm.gemm(weight, weight)
-    assert len(_run.calls.recent) <= 5
+    assert len(recent_calls.by_place) <= 5
 
 
 def test_whoever_watches_sees_remembered_calls_too() -> None:
@@ -503,13 +506,13 @@ def test_settings_are_part_of_a_list(executed: list[int]) -> None:
 
 
 def test_long_lists_take_more_of_what_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    _run.calls.clear()
-    monkeypatch.setattr(_run.Calls, "RECENT_LIMIT", 50)
+    forget_calls()
+    monkeypatch.setattr(RecentCalls, "LIMIT", 50)
     for rows in range(1, 9):
         omnigemm.grouped_gemm(*lists(*[rows] * 10))  # of 20 tensors
-        assert 1 <= len(_run.calls.recent) <= 2
-    monkeypatch.setattr(_run.Calls, "LIMIT", 10)
-    _run.calls.clear()
+        assert 1 <= len(recent_calls.by_place) <= 2
+    monkeypatch.setattr(PlanCache, "LIMIT", 10)
+    forget_calls()
     for rows in range(1, 9):
         omnigemm.grouped_gemm(*lists(*[rows] * 32))  # as much as 5 products
         assert 1 <= len(_run.calls) <= 2

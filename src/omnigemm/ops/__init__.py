@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..core.plan import Plan
-from . import _run
+from . import _plans
 from .fp8 import FP8_GEMM, fp8_gemm
 from .gemm import GEMM, gemm
 from .grouped import (
@@ -37,7 +37,7 @@ OPERATIONS = {
 
 def run_plan(plan: Plan, operands: tuple[Any, ...], named: dict[str, Any], out: Any, workspace: Any = None) -> Any:
     operation = OPERATIONS[plan.problem.op]
-    return _run.run_plan(operation, plan, operation.collect(*operands, **named), out, workspace)
+    return _plans.run_plan(operation, plan, operation.collect(*operands, **named), out, workspace)
 
 
 __all__ = [

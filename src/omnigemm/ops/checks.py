@@ -1,12 +1,12 @@
 """The checks that operations share. Each message names the argument, what it was and what it must be.
 
-They read metadata only, so they serve real tensors and torch.compile's fake ones alike.
+All but those of shared memory read metadata only, so they serve real tensors and torch.compile's fake ones alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,6 +33,23 @@ def need_tensor(op: str, **given: object) -> None:
     for name, value in given.items():
         if not isinstance(value, Tensor):
             raise DTypeError(f"{op}: {name} is a {type(value).__name__}, expected a tensor")
+
+
+def need_words(op: str, out: Any, out_dtype: object, backend: object, many: bool) -> None:
+    """What all operations take beside their operands; `many`: `out` is a list."""
+    if backend is not None and not isinstance(backend, str):
+        raise DTypeError(f"{op}: backend is {backend!r}, expected None or a name")
+    if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
+        raise DTypeError(f"{op}: out_dtype is {out_dtype!r}, expected None or a torch dtype")
+    if out is None:
+        return
+    for one in out if many else [out]:
+        if not isinstance(one, Tensor):
+            raise DTypeError(f"{op}: out is a {type(one).__name__}, expected a tensor")
+        if out_dtype is not None and one.dtype != out_dtype:
+            raise DTypeError(
+                f"{op}: out has dtype {name_of(one.dtype)}, expected {name_of(out_dtype)}, the out_dtype given"
+            )
 
 
 def need_dtype(op: str, name: str, tensor: Tensor, allowed: tuple[torch.dtype, ...]) -> None:

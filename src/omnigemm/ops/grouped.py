@@ -11,9 +11,12 @@ from torch import Tensor
 from ..core.dtypes import FLOATS, FP8, HALVES, name_of
 from ..core.errors import DTypeError, ShapeError
 from ..core.problem import Problem, layout_of
+from ..core.watched import PLAIN
 from ..core.weights import Int4Parts
 from ..quant import Int4Weight
-from ._run import ANEW, PLAIN, Operands, Operation, call, register, repeated
+from ._library import call, register
+from ._operation import Operands, Operation
+from ._recent import ANEW, repeated
 from .checks import (
     OutSpec,
     as_scale,
@@ -182,7 +185,6 @@ _list_ops = register(
     _LIST,
     "Tensor[] a, Tensor[] b, Tensor[]? c, float[] alpha, float[] beta, Tensor? device_alpha, Tensor? device_beta",
     _gather_list,
-    "Tensor[]",
 )
 
 
