@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import omnigemm
 from omnigemm.core.dispatch import PlanCache
-from omnigemm.ops import _library, _run, grouped, overlap
+from omnigemm.ops import _library, _run, grouped_list, overlap
 from omnigemm.ops._recent import ANEW, RecentCalls, recent_calls
 from op_support import forget_calls
 
@@ -520,8 +520,8 @@ def test_long_lists_take_more_of_what_is_remembered(monkeypatch: pytest.MonkeyPa
 
 def test_in_place_lists_are_looked_at_closely_once(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
-    real = grouped.need_all_distinct
-    monkeypatch.setattr(grouped, "need_all_distinct", lambda *given: looked.append(1) or real(*given))
+    real = grouped_list.need_all_distinct
+    monkeypatch.setattr(grouped_list, "need_all_distinct", lambda *given: looked.append(1) or real(*given))
     a, b = lists(3, 2)
     c = [torch.zeros(3, 5), torch.zeros(2, 5)]
     for turn in range(1, 4):

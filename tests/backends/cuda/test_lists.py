@@ -23,7 +23,7 @@ from omnigemm.backends.cuda.sm90 import Config
 from omnigemm.core.plan import Plan
 from omnigemm.core.problem import Problem, describe
 from omnigemm.ops import _run
-from omnigemm.ops.grouped import GROUPED_GEMM, grouped_gemm
+from omnigemm.ops.grouped_list import GROUPED_GEMM, grouped_gemm
 from op_support import forget_calls
 
 H200 = KNOWN["h200"]
