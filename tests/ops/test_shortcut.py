@@ -107,6 +107,24 @@ def test_a_subclass_is_not_bypassed(through_dispatcher: list[int]) -> None:
     assert through_dispatcher
 
 
+def test_an_out_of_a_subclass_is_not_bypassed(through_dispatcher: list[int]) -> None:
+    """Nor remembered: the calls after it, with the same weight and rows, are compared with what was."""
+
+    class Own(Tensor):
+        pass
+
+    given = operands()
+    wanted = omnigemm.fp8_gemm(*given)
+    for turn in range(1, 3):
+        out = torch.full_like(wanted, float("nan")).as_subclass(Own)
+        omnigemm.fp8_gemm(*given, out=out)
+        assert torch.equal(out.as_subclass(Tensor), wanted)
+        assert len(through_dispatcher) == turn
+        out = torch.full_like(wanted, float("nan"))
+        assert torch.equal(omnigemm.fp8_gemm(*given, out=out), wanted)
+    assert len(through_dispatcher) == 2
+
+
 @pytest.mark.parametrize("enabled", [True, False])
 def test_gradients_go_the_way_that_warns(through_dispatcher: list[int], enabled: bool) -> None:
     a, b, a_scale, b_scale = operands()

@@ -123,6 +123,8 @@ def shortcut(ops: Operators, arguments: Operands, out: Any, out_dtype: torch.dty
     if operation.tensors is None:
         tensors = [i for i, one in enumerate(given) if type(one) in PLAIN]
         others = [i for i in range(len(given)) if i not in tensors]
+        if out is not None and type(out) not in PLAIN:
+            return ANEW
         if any(i >= _WORDS and given[i] is not None and type(given[i]) not in (float, int) for i in others):
             return ANEW
         pick, rest = _picker(tensors), _picker(others)
