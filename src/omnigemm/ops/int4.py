@@ -12,7 +12,8 @@ from ..core.errors import DTypeError, ShapeError
 from ..core.problem import Problem, layout_of
 from ..core.weights import Int4Parts
 from ..quant import Int4Weight
-from ._run import Operands, Operation, call, register
+from ._library import call, register
+from ._operation import Operands, Operation
 from .checks import (
     OutSpec,
     need_bias,
