@@ -331,6 +331,15 @@ def test_what_equals_a_remembered_number_is_not_one(wrong: Any) -> None:
     assert torch.equal(omnigemm.gemm(a, b, alpha=1), omnigemm.gemm(a, b))
 
 
+@pytest.mark.parametrize("wrong", [True, 1.0], ids=str)
+def test_what_equals_a_remembered_number_of_rows_is_not_one(wrong: Any) -> None:
+    a, b, counts = torch.randn(2, 3, 4), torch.randn(2, 5, 4), torch.tensor([1, 2], dtype=torch.int32)
+    for _ in range(2):
+        omnigemm.grouped_gemm_masked(a, b, counts, expected_m=1)
+    with pytest.raises(omnigemm.ShapeError, match="expected_m is"):
+        omnigemm.grouped_gemm_masked(a, b, counts, expected_m=wrong)
+
+
 def test_a_tensor_that_comes_twice_is_remembered_as_such(executed: list[int]) -> None:
     """Such as a C that is `out`, which torch's guard would refuse."""
     a, b, c = (torch.randn(4, 4) for _ in range(3))

@@ -223,8 +223,11 @@ def grouped_gemm_masked(
 
     Rows at or past counts[g] are neither read into results nor written. `expected_m` is a hint: rows of a usual group.
     """
-    done: Tensor = repeated(_masked_ops[0], (a, b, counts, a_scale, b_scale, expected_m), out, out_dtype, backend)
+    done: Any = ANEW
+    if expected_m is None or type(expected_m) is int:  # True and 1.0 equal 1, but are no numbers of rows
+        done = repeated(_masked_ops[0], (a, b, counts, a_scale, b_scale, expected_m), out, out_dtype, backend)
     if done is ANEW:
         operands = _collect_masked(a, b, counts, a_scale=a_scale, b_scale=b_scale, expected_m=expected_m)
         done = _call(_masked_ops, operands, out, out_dtype, backend)
-    return done
+    returned: Tensor = done
+    return returned
