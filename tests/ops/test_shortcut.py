@@ -205,6 +205,20 @@ def test_another_call_with_the_weight_is_another_call(change: Any) -> None:
         assert torch.equal(omnigemm.fp8_gemm(*other), wanted)
 
 
+def test_packed_weights_are_recognised_too(executed: list[int]) -> None:
+    x, other = torch.randn(3, 64).bfloat16(), torch.randn(3, 64).bfloat16()
+    weights = [omnigemm.quantize_int4(torch.randn(8, 64).bfloat16(), group_size=size) for size in (32, 64)]
+    wanted = [[omnigemm.int4_gemm(one, w).clone() for one in (x, other)] for w in weights]
+    del executed[:]
+    for _ in range(2):
+        for w, results in zip(weights, wanted, strict=True):
+            for one, result in zip((x, other), results, strict=True):
+                assert torch.equal(omnigemm.int4_gemm(one, w), result)
+    assert not executed
+    with pytest.raises(omnigemm.DTypeError, match="w is a Tensor"):
+        omnigemm.int4_gemm(x, weights[0].qweight)  # type: ignore[arg-type]
+
+
 def test_a_weight_that_changed_under_its_name(executed: list[int]) -> None:
     a, b, a_scale, b_scale = operands()
     omnigemm.fp8_gemm(a, b, a_scale, b_scale)
