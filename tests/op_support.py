@@ -10,6 +10,8 @@ from torch import Tensor
 
 import reference
 from omnigemm import Int4Weight
+from omnigemm.ops._recent import recent_calls
+from omnigemm.ops._run import calls
 
 NAN = float("nan")
 SENTINEL = -776.0  # exact in every output type
@@ -38,6 +40,12 @@ SHAPES = (
     (257, 127, 128),
 )
 LAYOUTS = ("plain", "rows", "columns", "transposed", "steps")
+
+
+def forget_calls() -> None:
+    """The next call is checked and planned, as the first in a process is."""
+    calls.clear()
+    recent_calls.clear()
 
 
 # ------------------------------------------------------------------------------------------------ operands

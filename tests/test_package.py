@@ -20,6 +20,7 @@ import omnigemm
 print(*sorted(name.split(".")[0] for name in set(sys.modules) - before))
 assert not torch.cuda.is_initialized()
 assert not omnigemm.ops._run.calls
+assert not omnigemm.ops._recent.recent_calls.by_place
 """
 
 

@@ -11,6 +11,7 @@ from omnigemm.bench.workloads import CASES, Case, Operand, Size, Workload, case,
 from omnigemm.core.errors import ShapeError
 from omnigemm.core.problem import OPS
 from omnigemm.ops import _run
+from op_support import forget_calls
 
 SIZE = Size(3, 40, 136, 4)
 IDS = [f"{one.op}, {one.title}" for one in CASES]
@@ -35,7 +36,7 @@ def test_case(one, monkeypatch):
     asked = []
     choose = _run.choose
     monkeypatch.setattr(_run, "choose", lambda problem, *rest: asked.append(problem) or choose(problem, *rest))
-    _run.calls.clear()
+    forget_calls()
     work = Workload(one, SIZE)
     checked = work.verify()
     assert checked.ok, checked.note

@@ -18,15 +18,16 @@ from omnigemm.core.dispatch import PlanCache, Support, choose, explain_problem
 from omnigemm.core.problem import OPS, describe
 from omnigemm.core.settings import BACKEND_NAMES
 from omnigemm.ops._run import calls
+from op_support import forget_calls
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
 def _no_calls_yet() -> Iterator[None]:
-    calls.clear()
+    forget_calls()
     yield
-    calls.clear()
+    forget_calls()
 
 
 def test_registry_and_settings_know_the_same_backends() -> None:

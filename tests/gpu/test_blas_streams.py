@@ -13,7 +13,7 @@ import omnigemm
 from omnigemm.backends.blas import BlasBackend
 from omnigemm.backends.blas.pool import Handle, Pool
 from omnigemm.core.dtypes import name_of
-from omnigemm.ops._run import calls
+from op_support import forget_calls
 
 from .blas_cases import FLOATS, NAN, close, exact, limit, poisoned, random
 
@@ -25,9 +25,9 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[BlasBackend]:
     """A backend that has made no handle yet."""
     backend = BlasBackend()
     monkeypatch.setattr("omnigemm.backends.backends", lambda: (backend,))
-    calls.clear()
+    forget_calls()
     yield backend
-    calls.clear()
+    forget_calls()
     torch.cuda.synchronize()
 
 

@@ -15,7 +15,7 @@ import omnigemm
 from omnigemm.backends.cuda import dense, gpu, jit, list_choice, list_kernel, list_launch, list_setup, lists
 from omnigemm.backends.cuda.sm90 import Config, Variant
 from omnigemm.core.problem import Problem
-from omnigemm.ops.grouped import GROUPED_GEMM
+from omnigemm.ops.grouped_list import GROUPED_GEMM
 
 from .group_cases import on_streams
 from .test_gemm16 import DTYPES, close, matrix

@@ -17,7 +17,6 @@ import omnigemm
 import reference
 from omnigemm.backends.cpu.int8 import INT32_K
 from omnigemm.backends.cpu.isa import int8_products_are_exact
-from omnigemm.ops._run import calls
 from op_support import (
     FLOATS,
     LAYOUTS,
@@ -25,6 +24,7 @@ from op_support import (
     ONE_ROUNDING,
     SHAPES,
     floats,
+    forget_calls,
     guarded,
     indices,
     int8s,
@@ -42,12 +42,12 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     if name == "int_mm" and not int8_products_are_exact():
         pytest.skip("oneDNN's int8 products saturate on this processor")
     monkeypatch.setattr("omnigemm.backends.cpu.int8.int8_products_are_exact", lambda: name == "int_mm")
-    calls.clear()
+    forget_calls()
     chosen = omnigemm.explain("int8_gemm", m=64, n=64, k=64).chosen
     assert chosen is not None
     assert chosen.kernel == name
     yield name
-    calls.clear()
+    forget_calls()
 
 
 def check(

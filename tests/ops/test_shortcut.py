@@ -13,7 +13,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import omnigemm
-from omnigemm.ops import _run, grouped
+from omnigemm.core.dispatch import PlanCache
+from omnigemm.ops import _library, _run, grouped_list, overlap
+from omnigemm.ops._recent import ANEW, RecentCalls, recent_calls
+from op_support import forget_calls
 
 OP = torch.ops.omnigemm.fp8_gemm
 
@@ -37,15 +40,15 @@ def operands() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def through_dispatcher(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Counts the calls that take the long way."""
     taken: list[int] = []
-    shortcut = _run._shortcut
+    shortcut = _library.shortcut
 
     def look(*call: Any) -> Any:
         answer = shortcut(*call)
-        if answer is _run.ANEW:
+        if answer is ANEW:
             taken.append(1)
         return answer
 
-    monkeypatch.setattr(_run, "_shortcut", look)
+    monkeypatch.setattr(_library, "shortcut", look)
     return taken
 
 
@@ -104,6 +107,24 @@ def test_a_subclass_is_not_bypassed(through_dispatcher: list[int]) -> None:
     assert through_dispatcher
 
 
+def test_an_out_of_a_subclass_is_not_bypassed(through_dispatcher: list[int]) -> None:
+    """Nor remembered: the calls after it, with the same weight and rows, are compared with what was."""
+
+    class Own(Tensor):
+        pass
+
+    given = operands()
+    wanted = omnigemm.fp8_gemm(*given)
+    for turn in range(1, 3):
+        out = torch.full_like(wanted, float("nan")).as_subclass(Own)
+        omnigemm.fp8_gemm(*given, out=out)
+        assert torch.equal(out.as_subclass(Tensor), wanted)
+        assert len(through_dispatcher) == turn
+        out = torch.full_like(wanted, float("nan"))
+        assert torch.equal(omnigemm.fp8_gemm(*given, out=out), wanted)
+    assert len(through_dispatcher) == 2
+
+
 @pytest.mark.parametrize("enabled", [True, False])
 def test_gradients_go_the_way_that_warns(through_dispatcher: list[int], enabled: bool) -> None:
     a, b, a_scale, b_scale = operands()
@@ -146,14 +167,14 @@ def test_out_next_to_an_operand_is_fine_and_inside_one_is_not() -> None:
 def executed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Counts the calls that are looked up by their signature."""
     seen: list[int] = []
-    call_for = _run.call_for
+    get = _run.calls.get
 
-    def look(*call: Any) -> Any:
+    def look(key: Any) -> Any:
         seen.append(1)
-        return call_for(*call)
+        return get(key)
 
-    monkeypatch.setattr(_run, "call_for", look)
-    _run.calls.clear()
+    monkeypatch.setattr(_run.calls, "get", look)
+    forget_calls()
     return seen
 
 
@@ -182,6 +203,20 @@ def test_another_call_with_the_weight_is_another_call(change: Any) -> None:
     for _ in range(2):
         omnigemm.fp8_gemm(*given)
         assert torch.equal(omnigemm.fp8_gemm(*other), wanted)
+
+
+def test_packed_weights_are_recognised_too(executed: list[int]) -> None:
+    x, other = torch.randn(3, 64).bfloat16(), torch.randn(3, 64).bfloat16()
+    weights = [omnigemm.quantize_int4(torch.randn(8, 64).bfloat16(), group_size=size) for size in (32, 64)]
+    wanted = [[omnigemm.int4_gemm(one, w).clone() for one in (x, other)] for w in weights]
+    del executed[:]
+    for _ in range(2):
+        for w, results in zip(weights, wanted, strict=True):
+            for one, result in zip((x, other), results, strict=True):
+                assert torch.equal(omnigemm.int4_gemm(one, w), result)
+    assert not executed
+    with pytest.raises(omnigemm.DTypeError, match="w is a Tensor"):
+        omnigemm.int4_gemm(x, weights[0].qweight)  # type: ignore[arg-type]
 
 
 def test_a_weight_that_changed_under_its_name(executed: list[int]) -> None:
@@ -236,11 +271,11 @@ def test_gradients_take_the_long_way_also_after_a_call_without(through_dispatche
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_run.Calls, "RECENT_LIMIT", 5)
+    monkeypatch.setattr(RecentCalls, "LIMIT", 5)
     weights = [torch.randn(4, 4) for _ in range(12)]
     for weight in weights:
         omnigemm.gemm(weight, weight)
-    assert len(_run.calls.recent) <= 5
+    assert len(recent_calls.by_place) <= 5
 
 
 def test_whoever_watches_sees_remembered_calls_too() -> None:
@@ -308,6 +343,15 @@ def test_what_equals_a_remembered_number_is_not_one(wrong: Any) -> None:
     with pytest.raises(omnigemm.DTypeError, match="alpha is"):
         omnigemm.gemm(a, b, alpha=wrong)
     assert torch.equal(omnigemm.gemm(a, b, alpha=1), omnigemm.gemm(a, b))
+
+
+@pytest.mark.parametrize("wrong", [True, 1.0], ids=str)
+def test_what_equals_a_remembered_number_of_rows_is_not_one(wrong: Any) -> None:
+    a, b, counts = torch.randn(2, 3, 4), torch.randn(2, 5, 4), torch.tensor([1, 2], dtype=torch.int32)
+    for _ in range(2):
+        omnigemm.grouped_gemm_masked(a, b, counts, expected_m=1)
+    with pytest.raises(omnigemm.ShapeError, match="expected_m is"):
+        omnigemm.grouped_gemm_masked(a, b, counts, expected_m=wrong)
 
 
 def test_a_tensor_that_comes_twice_is_remembered_as_such(executed: list[int]) -> None:
@@ -503,13 +547,13 @@ def test_settings_are_part_of_a_list(executed: list[int]) -> None:
 
 
 def test_long_lists_take_more_of_what_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    _run.calls.clear()
-    monkeypatch.setattr(_run.Calls, "RECENT_LIMIT", 50)
+    forget_calls()
+    monkeypatch.setattr(RecentCalls, "LIMIT", 50)
     for rows in range(1, 9):
         omnigemm.grouped_gemm(*lists(*[rows] * 10))  # of 20 tensors
-        assert 1 <= len(_run.calls.recent) <= 2
-    monkeypatch.setattr(_run.Calls, "LIMIT", 10)
-    _run.calls.clear()
+        assert 1 <= len(recent_calls.by_place) <= 2
+    monkeypatch.setattr(PlanCache, "LIMIT", 10)
+    forget_calls()
     for rows in range(1, 9):
         omnigemm.grouped_gemm(*lists(*[rows] * 32))  # as much as 5 products
         assert 1 <= len(_run.calls) <= 2
@@ -517,8 +561,8 @@ def test_long_lists_take_more_of_what_is_remembered(monkeypatch: pytest.MonkeyPa
 
 def test_in_place_lists_are_looked_at_closely_once(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
-    real = grouped.need_all_distinct
-    monkeypatch.setattr(grouped, "need_all_distinct", lambda *given: looked.append(1) or real(*given))
+    real = grouped_list.need_all_distinct
+    monkeypatch.setattr(grouped_list, "need_all_distinct", lambda *given: looked.append(1) or real(*given))
     a, b = lists(3, 2)
     c = [torch.zeros(3, 5), torch.zeros(2, 5)]
     for turn in range(1, 4):
@@ -557,7 +601,7 @@ def test_overlaps_of_lists_are_found_by_addresses() -> None:
             tensors.append(room[start : start + size])
             uses[int(i >= outs), start : start + size] += 1
         fine = not bool(((uses[0] > 1) | (uses[0] > 0) & (uses[1] > 0)).any())
-        reach, looks = _run.ListReach(outs, tensors), []
+        reach, looks = overlap.ListReach(outs, tensors), []
         starts = [one.data_ptr() for one in tensors]
         for _ in range(2):  # what was looked at closely, and passed, is known
             reach.need_apart(starts, lambda looks=looks: looks.append(1))

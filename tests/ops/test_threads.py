@@ -12,8 +12,7 @@ from torch import Tensor
 
 import omnigemm
 from omnigemm.backends.cpu.prepared import store
-from omnigemm.ops._run import calls
-from op_support import floats, fp8s, indices, int4_weight, int8s, scales
+from op_support import floats, forget_calls, fp8s, indices, int4_weight, int8s, scales
 
 THREADS = 8
 
@@ -44,7 +43,7 @@ def jobs(seed: int) -> list[Callable[[], Tensor]]:
 
 def test_distinct_shapes_in_many_threads() -> None:
     """Plans and prepared weights are made by all threads at once; the results are those of one thread alone."""
-    calls.clear()
+    forget_calls()
     store.clear()
     work = [jobs(seed) for seed in range(THREADS)]
     barrier = threading.Barrier(THREADS)
@@ -55,7 +54,7 @@ def test_distinct_shapes_in_many_threads() -> None:
 
     with ThreadPoolExecutor(THREADS) as pool:
         results = list(pool.map(hammer, work))
-    calls.clear()
+    forget_calls()
     store.clear()
     for mine, rounds in zip(work, results, strict=True):
         expected = [job() for job in mine]

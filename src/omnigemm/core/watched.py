@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))  # the types of tensors that have no say in calls
+
 # Found once: looking each of them up costs as much as asking it.
 dispatch_modes = torch._C._len_torch_dispatch_stack
 function_modes = torch._C._len_torch_function_stack

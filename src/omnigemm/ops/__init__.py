@@ -5,18 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from ..core.plan import Plan
-from . import _run
+from . import _plans
 from .fp8 import FP8_GEMM, fp8_gemm
 from .gemm import GEMM, gemm
-from .grouped import (
-    GROUPED_CONTIGUOUS,
-    GROUPED_GEMM,
-    GROUPED_MASKED,
-    grouped_gemm,
-    grouped_gemm_contiguous,
-    grouped_gemm_masked,
-)
 from .grouped_k import GROUPED_K_CONTIGUOUS, grouped_gemm_k_contiguous
+from .grouped_list import GROUPED_GEMM, grouped_gemm
+from .grouped_rows import GROUPED_CONTIGUOUS, GROUPED_MASKED, grouped_gemm_contiguous, grouped_gemm_masked
 from .int4 import INT4_GEMM, int4_gemm
 from .int8 import INT8_GEMM, int8_gemm
 
@@ -37,7 +31,7 @@ OPERATIONS = {
 
 def run_plan(plan: Plan, operands: tuple[Any, ...], named: dict[str, Any], out: Any, workspace: Any = None) -> Any:
     operation = OPERATIONS[plan.problem.op]
-    return _run.run_plan(operation, plan, operation.collect(*operands, **named), out, workspace)
+    return _plans.run_plan(operation, plan, operation.collect(*operands, **named), out, workspace)
 
 
 __all__ = [

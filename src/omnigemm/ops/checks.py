@@ -1,13 +1,12 @@
 """The checks that operations share. Each message names the argument, what it was and what it must be.
 
-They read metadata only, so they serve real tensors and torch.compile's fake ones alike.
+All but those of shared memory read metadata only, so they serve real tensors and torch.compile's fake ones alike.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from torch import Tensor
 from ..core.dtypes import FLOATS, name_of, names
 from ..core.errors import DeviceError, DTypeError, LayoutError, ShapeError
 from ..core.problem import BLOCK
+from .overlap import overlap, overlaps_itself, same_memory, span
 
 
 class OutSpec(NamedTuple):
@@ -33,6 +33,23 @@ def need_tensor(op: str, **given: object) -> None:
     for name, value in given.items():
         if not isinstance(value, Tensor):
             raise DTypeError(f"{op}: {name} is a {type(value).__name__}, expected a tensor")
+
+
+def need_words(op: str, out: Any, out_dtype: object, backend: object, many: bool) -> None:
+    """What all operations take beside their operands; `many`: `out` is a list."""
+    if backend is not None and not isinstance(backend, str):
+        raise DTypeError(f"{op}: backend is {backend!r}, expected None or a name")
+    if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
+        raise DTypeError(f"{op}: out_dtype is {out_dtype!r}, expected None or a torch dtype")
+    if out is None:
+        return
+    for one in out if many else [out]:
+        if not isinstance(one, Tensor):
+            raise DTypeError(f"{op}: out is a {type(one).__name__}, expected a tensor")
+        if out_dtype is not None and one.dtype != out_dtype:
+            raise DTypeError(
+                f"{op}: out has dtype {name_of(one.dtype)}, expected {name_of(out_dtype)}, the out_dtype given"
+            )
 
 
 def need_dtype(op: str, name: str, tensor: Tensor, allowed: tuple[torch.dtype, ...]) -> None:
@@ -181,7 +198,7 @@ def need_distinct(
     if c is not None and not same_memory(out, c):
         inputs = {**inputs, "c": c}
     for name, tensor in inputs.items():
-        if tensor is not None and _overlap(out, tensor):
+        if tensor is not None and overlap(out, tensor):
             raise LayoutError(
                 f"{op}: out {show(out)} shares memory with {name} {show(tensor)}, expected memory of its own"
             )
@@ -190,65 +207,12 @@ def need_distinct(
 def need_all_distinct(op: str, outs: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> None:
     """The same for many results: none may overlap an input or another result. One sweep over addresses."""
     tensors = {**outs, **inputs}
-    spans = sorted((*_span(tensor), name) for name, tensor in tensors.items() if tensor.numel())
+    spans = sorted((*span(tensor), name) for name, tensor in tensors.items() if tensor.numel())
     active: list[tuple[int, str]] = []
     for start, end, name in spans:
         active = [(other_end, other) for other_end, other in active if other_end > start]
         for _, other in active:
             written, read = (name, other) if name in outs else (other, name)
-            if written in outs and _overlap(tensors[written], tensors[read]):
+            if written in outs and overlap(tensors[written], tensors[read]):
                 raise LayoutError(f"{op}: {written} shares memory with {read}, expected memory of its own")
         active.append((end, name))
-
-
-def same_memory(x: Tensor, y: Tensor) -> bool:
-    return x.data_ptr() == y.data_ptr() and x.shape == y.shape and x.stride() == y.stride() and x.dtype == y.dtype
-
-
-def reach(tensor: Tensor) -> int:
-    """Bytes from the first element to the end of the last."""
-    if tensor.numel() == 0:
-        return 0
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.element_size()
-
-
-def _span(tensor: Tensor) -> tuple[int, int]:
-    """First and past-the-end byte."""
-    start = tensor.data_ptr()
-    return start, start + reach(tensor)
-
-
-def _overlap(x: Tensor, y: Tensor) -> bool:
-    """Whether two tensors share bytes. Column slices of one buffer are told apart; other interleavings are not."""
-    if x.device != y.device or x.numel() == 0 or y.numel() == 0:
-        return False
-    (x0, x1), (y0, y1) = _span(x), _span(y)
-    if x1 <= y0 or y1 <= x0:
-        return False
-    # Rows of both lie at multiples of one pitch, so they meet only if their columns do.
-    pitch = math.gcd(_pitch(x), _pitch(y))
-    shift = (y0 - x0) % pitch if pitch else 0
-    return shift < _row_bytes(x) or shift + _row_bytes(y) > pitch
-
-
-def _row_bytes(tensor: Tensor) -> int:
-    """From a row's first byte past its last."""
-    return ((tensor.size(-1) - 1) * tensor.stride(-1) + 1) * tensor.element_size() if tensor.dim() else 1
-
-
-def _pitch(tensor: Tensor) -> int:
-    """What all distances between rows are multiples of, in bytes; 0 for a single row."""
-    outer = zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)
-    return math.gcd(*(stride for size, stride in outer if size > 1)) * tensor.element_size()
-
-
-def overlaps_itself(tensor: Tensor) -> bool:
-    """Whether two of its elements may share memory: each stride must step over all that the smaller ones span."""
-    span = 0
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1:
-            if stride <= span:
-                return True
-            span += stride * (size - 1)
-    return False

@@ -10,7 +10,9 @@ from torch import Tensor
 from ..core.dtypes import FLOATS, FP8, name_of
 from ..core.errors import DTypeError, ShapeError
 from ..core.problem import Problem, layout_of
-from ._run import ANEW, Operands, Operation, call, register, repeated
+from ._library import call, register
+from ._operation import Operands, Operation
+from ._recent import ANEW, repeated
 from .checks import (
     OutSpec,
     blocks_of,

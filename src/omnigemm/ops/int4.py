@@ -12,7 +12,9 @@ from ..core.errors import DTypeError, ShapeError
 from ..core.problem import Problem, layout_of
 from ..core.weights import Int4Parts
 from ..quant import Int4Weight
-from ._run import Operands, Operation, call, register
+from ._library import call, register
+from ._operation import Operands, Operation
+from ._recent import ANEW, repeated
 from .checks import (
     OutSpec,
     need_bias,
@@ -105,6 +107,11 @@ def int4_gemm(
     backend: str | None = None,
 ) -> Tensor:
     """A W^T + bias for fp16 or bf16 A [M, K] and an Int4Weight of [N, K], in A's dtype unless `out` has another."""
-    a, parts, bias = _collect(a, w, bias=bias)
-    returned: Tensor = call(_ops, (a, *parts, bias), out, None, backend)
+    done: Any = ANEW
+    if isinstance(w, Int4Weight):
+        done = repeated(_ops, (a, *parts_of(w), bias), out, None, backend)
+    if done is ANEW:
+        a, parts, bias = _collect(a, w, bias=bias)
+        done = call(_ops, (a, *parts, bias), out, None, backend)
+    returned: Tensor = done
     return returned

@@ -14,7 +14,8 @@ import torch
 from ..backends.cuda import quant as kernels
 from ..core.dtypes import FP8, name_of
 from ..core.errors import DeviceError, DTypeError, LayoutError, ShapeError, UnsupportedError
-from ..ops.checks import need_all_distinct, overlaps_itself
+from ..ops.checks import need_all_distinct
+from ..ops.overlap import overlaps_itself
 from .formats.parts import dtype_names
 from .nibbles import row_blocks
 from .quantizers import check_input, check_option, quantize_fp8, quantize_int8

@@ -18,8 +18,9 @@ from omnigemm.backends.blas.caller import Caller
 from omnigemm.backends.blas.matrices import Matrices
 from omnigemm.core.dtypes import name_of
 from omnigemm.core.problem import describe
-from omnigemm.ops import _run
+from omnigemm.ops import _recent, _run
 from omnigemm.ops._run import calls
+from op_support import forget_calls
 
 
 def laid_out(x: Tensor, how: str) -> Tensor:
@@ -241,9 +242,9 @@ def test_parameters_that_require_gradients(standin: Any) -> None:
 def _registered(standin: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     backend = opened(standin)
     monkeypatch.setattr("omnigemm.backends.backends", lambda: (backend,))
-    calls.clear()
+    forget_calls()
     yield
-    calls.clear()
+    forget_calls()
 
 
 @pytest.mark.usefixtures("_registered")
@@ -280,7 +281,7 @@ def test_numbers_share_a_plan_unless_they_choose(monkeypatch: pytest.MonkeyPatch
     def refuse(*_: object) -> None:
         raise AssertionError("the long way")
 
-    monkeypatch.setattr("omnigemm.ops._run.call_for", refuse)
+    monkeypatch.setattr(calls, "get", refuse)
     omnigemm.gemm(a, b, c, alpha=0.5, beta=1.0)  # the very call again is not even looked up
 
 
@@ -342,13 +343,14 @@ def test_a_warm_call_hands_over_addresses(
 ) -> None:
     """The same products as of tensors, each time from other addresses. A C that must be copied takes tensors."""
     written: list[int] = []
-    write = _run._write
+    write = _run.write
 
     def look(*call: Any) -> Any:
         written.append(1)
         return write(*call)
 
-    monkeypatch.setattr(_run, "_write", look)
+    for module in (_run, _recent):
+        monkeypatch.setattr(module, "write", look)
     b = torch.randn(*batch, 6, 5)
     for _ in range(4):
         a, c, out = torch.randn(*batch, 4, 6), torch.randn(*batch, 4, 5), torch.full((*batch, 4, 5), float("nan"))

@@ -15,7 +15,7 @@ from backends.blas.cases import CPU, FLOATS, STREAM, caller, exact, kernel, open
 from omnigemm.backends.blas.caller import Caller
 from omnigemm.core.dtypes import name_of
 from omnigemm.core.problem import describe
-from omnigemm.ops._run import calls
+from op_support import forget_calls
 
 SHAPES = [(3, 5, 6), (1, 8, 2), (0, 4, 4), (7, 1, 9), (2, 2, 0)]
 
@@ -45,9 +45,9 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     library = request.getfixturevalue("standin" if request.param == "one call" else "standin_of_batches")
     made = opened(library)
     monkeypatch.setattr("omnigemm.backends.backends", lambda: (made,))
-    calls.clear()
+    forget_calls()
     yield library
-    calls.clear()
+    forget_calls()
 
 
 def is_one_call(library: Any) -> bool:

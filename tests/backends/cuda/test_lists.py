@@ -23,7 +23,8 @@ from omnigemm.backends.cuda.sm90 import Config
 from omnigemm.core.plan import Plan
 from omnigemm.core.problem import Problem, describe
 from omnigemm.ops import _run
-from omnigemm.ops.grouped import GROUPED_GEMM, grouped_gemm
+from omnigemm.ops.grouped_list import GROUPED_GEMM, grouped_gemm
+from op_support import forget_calls
 
 H200 = KNOWN["h200"]
 CONFIG = Config(False, 2, 1, 128, 4, right_share=2)
@@ -388,7 +389,7 @@ def test_nothing_of_an_earlier_call_is_used_again(machine: Machine) -> None:
 @pytest.mark.parametrize("with_c", [False, True])
 def test_calls_of_users_cold_warm_and_moved(machine: Machine, monkeypatch: pytest.MonkeyPatch, with_c: bool) -> None:
     """Through the operation, which hands on the addresses that it has read."""
-    _run.calls.clear()
+    forget_calls()
     plans: list[Problem] = []
 
     def choose(problem: Problem, device: Any, backend: str | None) -> Plan:
@@ -426,7 +427,7 @@ def test_calls_of_users_cold_warm_and_moved(machine: Machine, monkeypatch: pytes
     check(3.0, None)
     check(3.0, None)
     assert len(plans) == 2
-    _run.calls.clear()
+    forget_calls()
 
 
 def test_strides_that_a_plan_remembers_are_bounded(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

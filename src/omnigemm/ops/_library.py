@@ -1,0 +1,63 @@
+"""Operations as torch's operators, so that torch.compile sees one node without breaks, and calls to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ._operation import Operands, Operation, Operators
+from ._recent import ANEW, shortcut
+from ._results import allocate
+from ._run import execute
+from .checks import need_words
+
+NAMESPACE = "omnigemm"
+library = torch.library.Library(NAMESPACE, "DEF")
+
+
+def register(operation: Operation, name: str, schema: str, gather: Callable[..., Operands]) -> Operators:
+    """Define `name` and `name_out` for a schema of operands; `gather` makes operands of the schema's arguments.
+
+    The function ends with out_dtype and backend, the writer with out and backend.
+    """
+    many = "" if operation.tensors is None else "[]"
+    library.define(f"{name}({schema}, ScalarType? out_dtype, str? backend) -> Tensor{many}")
+    library.define(f"{name}_out({schema}, Tensor(a!){many} out, str? backend) -> ()")
+
+    def function(*arguments: Any) -> Any:
+        *rest, out_dtype, backend = arguments
+        return execute(operation, gather(*rest), None, out_dtype, backend)
+
+    def function_fake(*arguments: Any) -> Any:
+        *rest, out_dtype, _ = arguments
+        return allocate(operation.check(gather(*rest), None, out_dtype))
+
+    def writer(*arguments: Any) -> None:
+        *rest, out, backend = arguments
+        execute(operation, gather(*rest), out, None, backend)
+
+    def writer_fake(*arguments: Any) -> None:
+        *rest, out, _ = arguments
+        operation.check(gather(*rest), out, None)
+
+    for key, real, fake in ((name, function, function_fake), (f"{name}_out", writer, writer_fake)):
+        library.impl(key, real, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{NAMESPACE}::{key}", fake, lib=library)
+    space = getattr(torch.ops, NAMESPACE)
+    return Operators(name, operation, gather, getattr(space, name).default, getattr(space, f"{name}_out").default)
+
+
+def call(ops: Operators, arguments: Operands, out: Any, out_dtype: torch.dtype | None, backend: str | None) -> Any:
+    """Call a registered operation from its public function. Dynamo traces this, so it stays plain."""
+    operation = ops.operation
+    need_words(operation.name, out, out_dtype, backend, many=operation.tensors is not None)
+    if not torch.compiler.is_compiling():
+        done = shortcut(ops, arguments, out, out_dtype, backend)
+        if done is not ANEW:
+            return done
+    if out is None:
+        return ops.function(*arguments, out_dtype, backend)
+    ops.writer(*arguments, out, backend)
+    return out

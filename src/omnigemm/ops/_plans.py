@@ -1,0 +1,67 @@
+"""Running a plan that somebody made before, if they like in memory of theirs."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from ..core.dtypes import BY_NAME
+from ..core.errors import ShapeError, WorkspaceError
+from ..core.plan import Plan
+from ._operation import Operands, Operation
+from ._run import calls, keep, launch, signature
+from .checks import show
+from .overlap import span
+
+WORKSPACE_ALIGN = 128  # bytes
+
+
+def run_plan(operation: Operation, plan: Plan, operands: Operands, out: Any, workspace: Any = None) -> Any:
+    """Run a plan on operands that must be the problem it was made for."""
+    if workspace is not None:
+        _need_workspace(operation, plan, workspace, operands, out)
+    key = (plan, *signature((out, *operands)))
+    found = calls.get(key)
+    if found is None:
+        wanted = plan.problem
+        spec = operation.check(operands, out, None if out is not None else BY_NAME[wanted.out_dtype])
+        problem = operation.describe(operands, spec)
+        if problem != wanted:
+            given, planned = dataclasses.asdict(problem), dataclasses.asdict(wanted)
+            differences = ", ".join(
+                f"{field} is {given[field]!r} (planned {planned[field]!r})"
+                for field in given
+                if given[field] != planned[field]
+            )
+            raise ShapeError(f"{operation.name}: the operands are not the plan's problem: {differences}")
+        found = keep(key, operation, plan, spec, operands, out)
+    if workspace is not None and plan.takes_workspace:
+        found = found._replace(launch=partial(found.launch, workspace=workspace))
+    return launch(operation, found, operands, out)
+
+
+def _need_workspace(operation: Operation, plan: Plan, workspace: Any, operands: Operands, out: Any) -> None:
+    name = operation.name
+    if not isinstance(workspace, Tensor):
+        raise WorkspaceError(f"{name}: workspace is a {type(workspace).__name__}, expected a tensor")
+    size = workspace.numel() * workspace.element_size()
+    if not workspace.is_contiguous() or size < plan.workspace_bytes:
+        what = f"{size} bytes" if workspace.is_contiguous() else f"strides {workspace.stride()}"
+        raise WorkspaceError(f"{name}: workspace has {what}, expected {plan.workspace_bytes} bytes side by side")
+    here, there = workspace.device, plan.device
+    if here.type != there.type or there.index not in (None, here.index):
+        raise WorkspaceError(f"{name}: workspace is on {here}, expected {there}, the device of the plan")
+    start = workspace.data_ptr()
+    if plan.takes_workspace and start % WORKSPACE_ALIGN:
+        raise WorkspaceError(f"{name}: workspace begins at {start:#x}, expected a multiple of {WORKSPACE_ALIGN}")
+    if operation.tensors is None:
+        tensors = [one for one in (out, *operands) if isinstance(one, Tensor)]
+    else:
+        tensors = list(operation.tensors(out or (), operands))
+    for one in tensors:
+        first, end = span(one)
+        if first < start + size and start < end:
+            raise WorkspaceError(f"{name}: workspace shares memory with {show(one)}, expected memory of its own")

@@ -1,0 +1,203 @@
+"""grouped_gemm: a list of products, each with its own M, N, K, strides, alpha, beta and C."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.dtypes import FLOATS, name_of
+from ..core.errors import DTypeError, ShapeError
+from ..core.problem import Problem, layout_of
+from ..core.watched import PLAIN
+from ._library import call, register
+from ._operation import Operands, Operation
+from ._recent import ANEW, repeated
+from .checks import (
+    OutSpec,
+    need_all_distinct,
+    need_dim,
+    need_dtype,
+    need_one_device,
+    need_same_dtype,
+    need_shape,
+    need_tensor,
+    result,
+)
+from .gemm import need_c, product_shape
+from .overlap import same_memory
+
+_OP = "grouped_gemm"
+_NUMBERS = frozenset((int, float))  # and not bool, which is an int
+
+
+def _check(operands: Operands, out: Sequence[Tensor] | None, out_dtype: torch.dtype | None) -> list[OutSpec]:
+    a, b, c, alpha, beta = operands
+    if not a:
+        raise ShapeError(f"{_OP}: a has 0 matrices, expected at least one group")
+    for name, given in (("b", b), ("c", c), ("out", out)):
+        if given is not None and len(given) != len(a):
+            raise ShapeError(f"{_OP}: {name} has {len(given)} matrices, expected {len(a)}, one for each of a")
+    for name, factors in (("alpha", alpha), ("beta", beta)):
+        if isinstance(factors, Tensor):
+            _check_factors(name, factors, a)
+    if c is None and isinstance(beta, Tensor):
+        raise ShapeError(f"{_OP}: c is None, expected a list of matrices because beta is a tensor on the device")
+    # What the device multiplies C by may be anything.
+    beta = [1.0] * len(a) if isinstance(beta, Tensor) else beta
+    specs = []
+    for i in range(len(a)):
+        need_dtype(_OP, f"a[{i}]", a[i], FLOATS)
+        need_same_dtype(_OP, f"a[{i}]", a[i], "a[0]", a[0])
+        need_same_dtype(_OP, f"b[{i}]", b[i], "a[0]", a[0])
+        need_dim(_OP, f"a[{i}]", a[i], (2,), "(M, K)")
+        need_dim(_OP, f"b[{i}]", b[i], (2,), "(K, N)")
+        shape = product_shape(_OP, a[i], b[i], "(K, N)", f"[{i}]")
+        own_c = None if c is None else c[i]
+        device = need_one_device(_OP, "a[0]", a[0], **{f"a[{i}]": a[i], f"b[{i}]": b[i], f"c[{i}]": own_c})
+        target = None if out is None else out[i]
+        specs.append(result(_OP, shape, a[0].dtype, target, out_dtype, device, f"out[{i}]"))
+        if specs[i].dtype != specs[0].dtype:
+            raise DTypeError(
+                f"{_OP}: out[{i}] has dtype {name_of(specs[i].dtype)}, expected {name_of(specs[0].dtype)} like out[0]"
+            )
+        need_c(_OP, f"c[{i}]", own_c, beta[i], specs[i], a[0].dtype)
+    return specs
+
+
+def _check_factors(name: str, factors: Tensor, a: Sequence[Tensor]) -> None:
+    """Numbers that stay on the device."""
+    need_dtype(_OP, name, factors, (torch.float32,))
+    need_shape(_OP, name, factors, [(), (1,), (len(a),)], "one number or one per group")
+    need_one_device(_OP, "a[0]", a[0], **{name: factors})
+
+
+def _describe(operands: Operands, specs: list[OutSpec]) -> Problem:
+    a, b, c, alpha, beta = operands
+    shapes = tuple((x.size(0), y.size(1), x.size(1)) for x, y in zip(a, b, strict=True))
+    return Problem(
+        op=_OP,
+        m=max(shape[0] for shape in shapes),
+        n=max(shape[1] for shape in shapes),
+        k=max(shape[2] for shape in shapes),
+        groups=len(shapes),
+        a_dtype=name_of(a[0].dtype),
+        b_dtype=name_of(b[0].dtype),
+        out_dtype=name_of(specs[0].dtype),
+        c=c is not None and (isinstance(beta, Tensor) or any(beta)),
+        scaled=isinstance(alpha, Tensor) or any(value != 1.0 for value in alpha),
+        a_layout=_common(a),
+        b_layout=_common(b),
+        shapes=shapes,
+        device_factors=isinstance(alpha, Tensor) or isinstance(beta, Tensor),
+    )
+
+
+def _common(matrices: Sequence[Tensor]) -> str:
+    """The layout that they have, or "mixed". A single row or column lies in any way."""
+    layouts = {layout_of(x) for x in matrices if min(x.shape) > 1} or {layout_of(matrices[0])}
+    return layouts.pop() if len(layouts) == 1 else "mixed"
+
+
+def _numbers(name: str, value: Any, count: int) -> list[float] | Tensor:
+    """One number for all groups, or one per group. A tensor on a device stays there: nobody waits for it."""
+    if type(value) is float:
+        return [value] * count
+    if isinstance(value, Tensor):
+        if value.device.type != "cpu":
+            return value
+        value = value.item() if value.numel() == 1 else value.tolist()
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return [float(value)] * count
+    if not isinstance(value, Sequence) or not _NUMBERS.issuperset(map(type, value)):
+        raise DTypeError(f"{_OP}: {name} is {value!r}, expected a number or one per group")
+    if len(value) != count:
+        raise ShapeError(f"{_OP}: {name} has {len(value)} numbers, expected one or {count}, one per group")
+    return [*map(float, value)]
+
+
+def _collect(a: Any, b: Any, c: Any = None, *, alpha: Any = 1.0, beta: Any = 0.0) -> Operands:
+    for name, given in (("a", a), ("b", b), ("c", c)):
+        if given is None and name == "c":
+            continue
+        if not isinstance(given, (list, tuple)):
+            raise DTypeError(f"{_OP}: {name} is a {type(given).__name__}, expected a list of matrices")
+        if not PLAIN.issuperset(map(type, given)):
+            for i, one in enumerate(given):
+                need_tensor(_OP, **{f"{name}[{i}]": one})
+    count = len(a)
+    return (
+        list(a),
+        list(b),
+        None if c is None else list(c),
+        _numbers("alpha", alpha, count),
+        _numbers("beta", beta, count),
+    )
+
+
+def _distinct(operands: Operands, out: Sequence[Tensor]) -> None:
+    a, b, c, alpha, beta = operands
+    inputs = {f"{name}[{i}]": one for name, ones in (("a", a), ("b", b)) for i, one in enumerate(ones)}
+    inputs |= {name: one for name, one in (("alpha", alpha), ("beta", beta)) if isinstance(one, Tensor)}
+    for i, own in enumerate(c or ()):
+        read = isinstance(beta, Tensor) or beta[i] != 0.0
+        if read and not same_memory(own, out[i]):  # a group's C may be its out
+            inputs[f"c[{i}]"] = own
+    need_all_distinct(_OP, {f"out[{i}]": one for i, one in enumerate(out)}, inputs)
+
+
+def _tensors(out: Sequence[Tensor], operands: Operands) -> tuple[Tensor, ...]:
+    a, b, c, alpha, beta = operands
+    factors = [one for one in (alpha, beta) if type(one) is not list]  # on the device
+    return (*out, *a, *b, *(c or ()), *factors)
+
+
+def _gather(a: Any, b: Any, c: Any, alpha: Any, beta: Any, device_alpha: Any, device_beta: Any) -> Operands:
+    return a, b, c, alpha if device_alpha is None else device_alpha, beta if device_beta is None else device_beta
+
+
+def _spread(a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Operands:
+    """The schema's arguments: numbers that are on the device have places of their own."""
+    device_alpha = device_beta = None
+    if type(alpha) is not list:
+        alpha, device_alpha = [], alpha
+    if type(beta) is not list:
+        beta, device_beta = [], beta
+    return a, b, c, alpha, beta, device_alpha, device_beta
+
+
+GROUPED_GEMM = Operation(_OP, _check, _describe, _collect, _distinct, tensors=_tensors)
+_ops = register(
+    GROUPED_GEMM,
+    _OP,
+    "Tensor[] a, Tensor[] b, Tensor[]? c, float[] alpha, float[] beta, Tensor? device_alpha, Tensor? device_beta",
+    _gather,
+)
+
+
+def grouped_gemm(
+    a: Sequence[Tensor],
+    b: Sequence[Tensor],
+    c: Sequence[Tensor] | None = None,
+    *,
+    alpha: float | Sequence[float] | Tensor = 1.0,
+    beta: float | Sequence[float] | Tensor = 0.0,
+    out: Sequence[Tensor] | None = None,
+    out_dtype: torch.dtype | None = None,
+    backend: str | None = None,
+) -> list[Tensor]:
+    """alpha A_i B_i + beta C_i for every group i, each with its own M, N, K and strides.
+
+    alpha and beta: one number or one per group; as fp32 tensors on the GPU they are read there when the product runs.
+    """
+    arguments = _spread(*_collect(a, b, c, alpha=alpha, beta=beta))
+    if out is not None and not isinstance(out, (list, tuple)):
+        raise DTypeError(f"{_OP}: out is a {type(out).__name__}, expected a list of matrices")
+    target = None if out is None else list(out)
+    done: Any = repeated(_ops, arguments, target, out_dtype, backend)
+    if done is ANEW:
+        done = call(_ops, arguments, target, out_dtype, backend)
+    returned: list[Tensor] = done
+    return returned
