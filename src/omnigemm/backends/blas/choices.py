@@ -27,6 +27,7 @@ _SETTINGS = {
     REDUCED_IN_FP32: (68, _IN_COMPUTE_TYPE),
 }
 _ALIGNED = 256  # bytes: no algorithm asks for more
+UNALIGNED = _ALIGNED - 1  # bits that an address has if it is not
 _INVALID_VALUE, _NOT_SUPPORTED = 7, 15
 
 
@@ -107,7 +108,7 @@ Key = int | tuple[int, int, int, int, int]
 
 def key_of(setting: int, a: int, b: int, c: int, d: int) -> Key:
     """For the addresses of four matrices. An algorithm is only used again where every one is aligned as it was."""
-    if not (a | b | c | d) & (_ALIGNED - 1):
+    if not (a | b | c | d) & UNALIGNED:
         return setting
     return setting, _alignment(a), _alignment(b), _alignment(c), _alignment(d)
 

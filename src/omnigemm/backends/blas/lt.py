@@ -14,16 +14,16 @@ from torch import Tensor
 
 from ...core.plan import AddressLaunch
 from .caller import Caller, may_reduce_in_16_bits, tf32_allowed
-from .choices import REDUCED_IN_FP32, TF32, USUAL, Choices, Layout, Opaque, Product, key_of
+from .choices import REDUCED_IN_FP32, TF32, UNALIGNED, USUAL, Choices, Layout, Opaque, Product, key_of
 from .library import LtLibrary
 from .matrices import Matrices
 from .values import TYPES, address, number
-from .workspaces import Workspaces
+from .workspaces import NO_ROOM, Workspaces
 
 _KEPT = 1024  # products whose algorithms are remembered beyond the plans that use them
 
 
-def setting(dtype: torch.dtype) -> Callable[[], int]:
+def settings(dtype: torch.dtype) -> Callable[[], int]:
     """Tells what torch's switches ask for at the time."""
     if dtype == torch.float32:
         return lambda: TF32 if tf32_allowed() else USUAL
@@ -79,7 +79,7 @@ class LtGemm:
         apart = added is not None
         choices = self._chosen_for(out, a, (d, left, right, added or d))
         rooms = self.device(out.device).rooms
-        multiply, wanted, take, give = self.library.function("multiply"), setting(a.dtype), rooms.take, rooms.give
+        multiply, wanted, take, give = self.library.function("multiply"), settings(a.dtype), rooms.take, rooms.give
         current_device, current_stream = self._caller.device, self._caller.stream
         first, second, third, fourth = choices.a, choices.b, choices.c, choices.d
 
@@ -93,22 +93,26 @@ class LtGemm:
                 return otherwise(alpha, beta, to, a, b, c, before)
             x, y = (b, a) if swap else (a, b)
             source = c if apart else to
-            chosen = choices[key_of(wanted(), x, y, source, to)]
+            setting = wanted()
+            aligned = not (x | y | source | to) & UNALIGNED
+            chosen = choices[setting if aligned else key_of(setting, x, y, source, to)]
             if chosen is None:
                 return otherwise(alpha, beta, to, a, b, c, before)
+            handle, operation, algorithm, size = chosen
             stream = current_stream(index)
-            room = take(stream, chosen.workspace_bytes)
+            room = take(stream, size) if size else NO_ROOM
             try:
                 if before is not None:
                     before()
                 status = multiply(
-                    chosen.handle, chosen.operation,
+                    handle, operation,
                     number(alpha), address(x), first, address(y), second,
                     number(beta), address(source), third, address(to), fourth,
-                    chosen.algorithm, room.address, room.size, address(stream),
+                    algorithm, room.address, room.size, address(stream),
                 )  # fmt: skip
             finally:
-                give(room)
+                if size:
+                    give(room)
             if status:
                 raise self.library.failure("multiply", status)
             return True

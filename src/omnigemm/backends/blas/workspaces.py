@@ -36,8 +36,6 @@ class Workspaces:
 
     def take(self, stream: int, size: int) -> Room:
         """For the current device's current stream, which this is."""
-        if not size:
-            return NO_ROOM
         if self._capturing():
             # Of the graph's own memory, just as much as it needs: a replay shares it with nobody.
             return Room(self._memory(size), None)
