@@ -23,7 +23,6 @@ from .discovery import candidates, lt_candidates
 from .gemm import Gemm
 from .grouped import Grouped
 from .library import Library, LtLibrary
-from .lt import LtGemm
 from .matrices import LIMIT
 from .vendors import VENDORS, Vendor
 
@@ -150,7 +149,7 @@ class BlasBackend:
             try:
                 library, caller = Library(vendor, one), self._caller or cuda_caller()
                 second, missing = _lt(library, named=path is not None)
-                product = Gemm(library, caller, None if second is None else LtGemm(second, caller))
+                product = Gemm(library, caller, second)
                 self._kernel = BlasKernel(vendor.name, vendor, product, Grouped(product), missing)
                 return
             except OmniGemmError as error:

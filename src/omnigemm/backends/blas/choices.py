@@ -122,8 +122,8 @@ def _alignment(address: int) -> int:
 class Choices(dict[Key, "Chosen | None"]):
     """The algorithms of one product. Looking one up that is not there yet chooses it; None: the library has none.
 
-    Choosing makes no device work, so it is done even while a CUDA graph is captured. Two threads that choose at once
-    choose the same. Layouts and operations are only read once they are here, by any number of threads.
+    Without a handle, None is the answer for now. Two threads that choose at once choose the same. Layouts and operations
+    are only read once they are here, by any number of threads.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Choices(dict[Key, "Chosen | None"]):
     def __missing__(self, key: Key) -> Chosen | None:
         handle = self._handle()
         if handle is None:
-            return None  # for now
+            return None
         setting, *alignments = (key, *[_ALIGNED] * 4) if isinstance(key, int) else key
         compute, reductions = _SETTINGS[setting]
         operation = self._operations.get(compute) or self._operations.setdefault(compute, self._operation(compute))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...core.plan import AddressLaunch, Launch
 from .caller import Caller, may_reduce_in_16_bits, tf32_allowed
-from .library import Library
+from .library import Library, LtLibrary
 from .lt import LtGemm
 from .matrices import Matrices, readable
 from .pool import Pool
@@ -34,8 +34,9 @@ class Gemm:
     Wherever copies were made, the vendor is waited for (if it asks for that) before they go back to torch's allocator.
     """
 
-    def __init__(self, library: Library, caller: Caller, lt: LtGemm | None = None) -> None:
-        self.library, self.caller, self.lt = library, caller, lt
+    def __init__(self, library: Library, caller: Caller, lt: LtLibrary | None = None) -> None:
+        self.library, self.caller = library, caller
+        self.lt = None if lt is None else LtGemm(lt, caller, lambda device: self.pool(device).prepare())
         self._pools: dict[int, Pool] = {}
 
     def pool(self, device: torch.device) -> Pool:

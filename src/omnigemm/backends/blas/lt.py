@@ -35,28 +35,31 @@ class Device:
     """What one device has: a handle for all threads and streams, because cuBLASLt's are safe to share, and keep neither
     a stream nor a workspace; and rooms to work in."""
 
-    def __init__(self, library: LtLibrary, device: torch.device, caller: Caller) -> None:
-        self._library, self._capturing = library, caller.capturing
+    def __init__(self, library: LtLibrary, device: torch.device, caller: Caller, first: Callable[[], None]) -> None:
+        self._library, self._capturing, self._first = library, caller.capturing, first
         self._handle: Opaque | None = None
         self._making = threading.Lock()
         self.rooms = Workspaces(library.vendor.workspace_bytes, device, caller)
 
     def handle(self) -> Opaque | None:
-        """None where there is none yet, and none can be made: while a CUDA graph is captured."""
+        """To choose with: None while a CUDA graph is captured. No version can make a handle then, and not all can choose
+        (docs/decisions.md). So a capture takes what was chosen before it, and has run before, or goes the other way."""
+        if self._capturing():
+            return None
         if self._handle is None:
-            if self._capturing():
-                return None
             with self._making:
                 if self._handle is None:
+                    self._first()
                     self._handle = Opaque(self._library, "")
         return self._handle
 
 
 class LtGemm:
-    """Products by one library. What it has no algorithm for is left to another launch."""
+    """Products by one library. What it has no algorithm for is left to another launch, which `first` gets ready on a
+    device, before this library is used there: a capture may need it."""
 
-    def __init__(self, library: LtLibrary, caller: Caller) -> None:
-        self.library, self._caller = library, caller
+    def __init__(self, library: LtLibrary, caller: Caller, first: Callable[[torch.device], None]) -> None:
+        self.library, self._caller, self._first = library, caller, first
         self._devices: dict[int, Device] = {}
         self._choices: dict[Any, Choices] = {}
         self._keeping = threading.Lock()
@@ -64,7 +67,10 @@ class LtGemm:
     def device(self, device: torch.device) -> Device:
         index = device.index or 0
         found = self._devices.get(index)
-        return found or self._devices.setdefault(index, Device(self.library, device, self._caller))
+        if found is None:
+            made = Device(self.library, device, self._caller, lambda: self._first(device))
+            found = self._devices.setdefault(index, made)
+        return found
 
     def bind_addresses(
         self, out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, beta: float, otherwise: AddressLaunch
