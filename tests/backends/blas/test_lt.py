@@ -426,13 +426,13 @@ def test_nothing_is_chosen_in_a_capture(pair: Any) -> None:
 def test_a_capture_before_any_call_is_refused(pair: Any) -> None:
     captures = [True]
     backend = opened(pair, by=caller(capturing=lambda: captures[0]))
-    out = torch.full((2, 2), 5.0)
-    launch = kernel(backend).product.bind(out, torch.ones(2, 2), torch.ones(2, 2), None, 1.0, 0.0)
+    a, b, out = torch.ones(2, 2), torch.ones(2, 2), torch.full((2, 2), 5.0)
+    launch = kernel(backend).product.bind(out, a, b, None, 1.0, 0.0)
     with pytest.raises(omnigemm.DeviceError, match=r"no handle is ready on cpu.*call the operation once before"):
-        launch(out, torch.ones(2, 2), torch.ones(2, 2), None, 1.0, 0.0)
+        launch(out, a, b, None, 1.0, 0.0)
     assert bool((out == 5.0).all())
     for captures[0] in (False, True):
-        launch(out, torch.ones(2, 2), torch.ones(2, 2), None, 1.0, 0.0)
+        launch(out.zero_(), a, b, None, 1.0, 0.0)
         assert bool((out == 2.0).all())
     assert len(lines(pair, "matmul")) == 2
 

@@ -122,8 +122,8 @@ def _alignment(address: int) -> int:
 class Choices(dict[Key, "Chosen | None"]):
     """The algorithms of one product. Looking one up that is not there yet chooses it; None: the library has none.
 
-    Without a handle, None is the answer for now. Two threads that choose at once choose the same. Layouts and operations
-    are only read once they are here, by any number of threads.
+    Without a handle, None is the answer for now. Two threads that choose at once choose the same. Layouts and
+    operations are only read once they are here, by any number of threads.
     """
 
     def __init__(

@@ -42,7 +42,7 @@ class Device:
         self.rooms = Workspaces(library.vendor.workspace_bytes, device, caller)
 
     def handle(self) -> Opaque | None:
-        """To choose with: None while a CUDA graph is captured. No version can make a handle then, and not all can choose
+        """To choose with: None while a CUDA graph is captured. No version can make a handle then, and not all choose
         (docs/decisions.md). So a capture takes what was chosen before it, and has run before, or goes the other way."""
         if self._capturing():
             return None
