@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from omnigemm.backends.blas import BlasBackend
 from omnigemm.backends.blas.discovery import loaded
 from omnigemm.backends.blas.vendors import VENDORS
 from omnigemm.core.dtypes import name_of
+from omnigemm.ops._run import calls
 
 from .blas_cases import FLOATS, LAYOUTS, NAN, close, exact, laid_out, poisoned, random, untouched
 
@@ -154,7 +158,7 @@ def test_statuses_are_errors_of_ours() -> None:
     (found,) = blas().kernels(omnigemm.plan("gemm", m=1, n=1, k=1, device="cuda").problem, torch.device("cuda"))
     product = found.product  # type: ignore[attr-defined]
     a, b = random(8, 8, dtype=torch.float32), random(8, 8, dtype=torch.float32)
-    with pytest.raises(omnigemm.OmniGemmError, match=r"NVIDIA cuBLAS: cublasGemmEx answers \w+ \(\d+\)"):
+    with pytest.raises(omnigemm.OmniGemmError, match=r"NVIDIA cuBLAS: cublas\w+ answers \w+ \(\d+\)"):
         product(poisoned(8, 8), a, b, None, 1.0, 0.0)
     pool = product.pool(a.device)
     handle = pool.take()
@@ -187,3 +191,125 @@ def test_another_device() -> None:
     a, b = random(24, 264).to("cuda:1"), random(264, 96).to("cuda:1")
     close(omnigemm.gemm(a, b), a, b)
     assert torch.cuda.current_device() == 0
+
+
+# ------------------------------------------------------------------------------------------------------- by cuBLASLt
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+    """A backend of its own, and how often it calls which functions: choose, multiply, gemm, gemm_single."""
+    backend, seen = BlasBackend(), Counter[str]()
+    assert backend.available(), backend.available().reason
+    (found,) = backend.kernels(omnigemm.plan("gemm", m=1, n=1, k=1, device="cuda").problem, torch.device("cuda"))
+    product = found.product  # type: ignore[attr-defined]
+    if product.lt is None:
+        pytest.skip(f"no cuBLASLt: {backend.available().reason}")
+
+    def call(name: str, real: Callable[..., int], *arguments: Any) -> int:
+        seen[name] += 1
+        return real(*arguments)
+
+    for functions in (product.lt.library._functions, product.library._functions):
+        for name in {"choose", "multiply", "gemm", "gemm_single"} & set(functions):
+            functions[name] = partial(call, name, functions[name])
+    monkeypatch.setattr("omnigemm.backends.backends", lambda: (backend,))
+    calls.clear()
+    yield seen
+    calls.clear()
+    torch.cuda.synchronize()
+
+
+def only_lt(seen: Counter[str]) -> bool:
+    return seen["multiply"] > 0 and not seen["gemm"] and not seen["gemm_single"]
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
+@pytest.mark.parametrize("batch", [(), (3,)], ids=["single", "batch"])
+def test_lt_every_transposition(counted: Counter[str], dtype: torch.dtype, batch: tuple[int, ...]) -> None:
+    for a_how, b_how, out_how in itertools.product(LAYOUTS, LAYOUTS, LAYOUTS):
+        a = laid_out(random(*batch, 32, 200, dtype=dtype), a_how)
+        b = laid_out(random(*batch, 200, 72, dtype=dtype), b_how)
+        out = laid_out(poisoned(*batch, 32, 72, dtype=dtype), out_how)
+        close(omnigemm.gemm(a, b, out=out), a, b)
+        assert untouched(out)
+        c = laid_out(random(*batch, 32, 72, dtype=dtype), out_how)
+        before = c.clone()
+        close(omnigemm.gemm(a, b, c, alpha=0.5, beta=-2.0, out=out), a, b, c, 0.5, -2.0)
+        assert torch.equal(c, before)
+        assert untouched(out)
+        close(omnigemm.gemm(a, b, out.copy_(c), alpha=0.5, beta=-2.0, out=out), a, b, c, 0.5, -2.0)
+    assert only_lt(counted), counted
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
+def test_lt_c_in_its_own_place(counted: Counter[str], dtype: torch.dtype) -> None:
+    a, b = random(5, 40, 96, dtype=dtype), random(5, 96, 56, dtype=dtype)
+    wide = random(5, 40, 80, dtype=dtype)
+    for c in (
+        random(5, 40, 56, dtype=dtype), wide[..., 8:64], random(40, 56, dtype=dtype), random(1, 40, 56, dtype=dtype),
+        random(40, 1, dtype=dtype), random(56, dtype=dtype), random(5, 56, 40, dtype=dtype).mT,
+    ):  # fmt: skip
+        for _ in range(2):  # cold and warm
+            got = omnigemm.gemm(a, b, c, alpha=-1.5, beta=0.5, out=poisoned(5, 40, 56, dtype=dtype))
+            close(got, a, b, c.expand(5, 40, 56), -1.5, 0.5)
+    nan = poisoned(5, 40, 56, dtype=dtype)
+    close(omnigemm.gemm(a, b, nan, out=nan.clone()), a, b)
+    assert only_lt(counted), counted
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
+def test_lt_every_alignment(counted: Counter[str], dtype: torch.dtype) -> None:
+    """The same plan, worse and worse aligned, one matrix after the other, and well again."""
+    m, n, k = 64, 128, 256
+    size = torch.finfo(dtype).bits // 8
+
+    def shifted(x: torch.Tensor, by: int) -> torch.Tensor:
+        return poisoned(x.numel() + 256, dtype=dtype)[by // size :][: x.numel()].view(x.shape).copy_(x)
+
+    a, b, c = random(m, k, dtype=dtype), random(k, n, dtype=dtype), random(m, n, dtype=dtype)
+    shifts = [one for one in (0, 128, 64, 32, 16, 8, 4, 2, 0) if one % size == 0]
+    for which, shift in itertools.product(range(4), shifts):
+        x, y, z, out = (
+            shifted(t, shift if i == which else 0) for i, t in enumerate((a, b, c, poisoned(m, n, dtype=dtype)))
+        )
+        close(omnigemm.gemm(x, y, z, alpha=2.0, beta=0.5, out=out), a, b, c, 2.0, 0.5)
+        close(omnigemm.gemm(x, y, out=out), a, b)
+    assert only_lt(counted), counted
+    assert counted["choose"] <= 2 * 4 * len(shifts)
+
+
+def test_lt_is_asked_once(counted: Counter[str]) -> None:
+    a, b, out = random(16, 7168), random(576, 7168).t(), poisoned(16, 576)
+    for _ in range(10):
+        close(omnigemm.gemm(a, b, out=out), a, b)
+    assert (counted["choose"], counted["multiply"]) == (1, 10)
+
+
+@pytest.mark.parametrize("shape", [(1, 576, 7168), (16, 2112, 1536), (129, 255, 1023), (1000, 1, 77), (1, 1, 4096)])
+@pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
+def test_lt_sizes_and_switches(counted: Counter[str], dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
+    m, n, k = shape
+    matmul = torch.backends.cuda.matmul
+    a, b = random(m, k, dtype=dtype), random(n, k, dtype=dtype).t()
+    for strict in (False, True, False):
+        matmul.allow_fp16_reduced_precision_reduction = matmul.allow_bf16_reduced_precision_reduction = not strict
+        close(omnigemm.gemm(a, b), a, b)
+    assert counted["multiply"] + counted["gemm_single"] == 3
+
+
+def test_lt_in_captures(counted: Counter[str]) -> None:
+    """What was chosen before a capture is captured; for anything else, cuBLAS is."""
+    a, b, other = random(16, 7168), random(576, 7168).t(), random(2112, 7168).t()
+    out, other_out = poisoned(16, 576), poisoned(16, 2112)
+    omnigemm.gemm(a, b, out=out)
+    assert (counted["choose"], counted["multiply"], counted["gemm_single"]) == (1, 1, 0)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        omnigemm.gemm(a, b, out=out)
+        omnigemm.gemm(a, other, out=other_out)
+    assert (counted["choose"], counted["multiply"], counted["gemm_single"]) == (1, 2, 1)
+    a.copy_(random(16, 7168))
+    graph.replay()
+    close(out, a, b)
+    close(other_out, a, other)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +12,9 @@ import torch
 
 import omnigemm
 from omnigemm.backends.blas import BlasBackend
-from omnigemm.backends.blas.pool import Handle, Pool
+from omnigemm.backends.blas.pool import Pool
+from omnigemm.backends.blas.vendors import VENDORS
+from omnigemm.backends.blas.workspaces import Workspaces
 from omnigemm.core.dtypes import name_of
 from op_support import forget_calls
 
@@ -118,28 +121,33 @@ def test_graphs_share_no_workspace_with_streams() -> None:
 # -------------------------------------------------------------------------------------------- streams and threads
 
 
-def test_16_threads_on_16_streams(fresh: BlasBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All threads go through all streams; no handle is ever taken twice, and every result is right."""
+@pytest.mark.parametrize("way", [Pool, Workspaces], ids=["cuBLAS", "cuBLASLt"])
+def test_16_threads_on_16_streams(way: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All threads go through all streams; no handle or room is ever taken twice, and every result is right."""
+    nvidia = VENDORS["nvidia"]
+    backend = BlasBackend(dataclasses.replace(nvidia, lt=None) if way is Pool else nvidia)
+    monkeypatch.setattr("omnigemm.backends.backends", lambda: (backend,))
+    calls.clear()
     busy: set[int] = set()
     shared: list[str] = []
     guard = threading.Lock()
-    real_take, real_give = Pool.take, Pool.give
+    real_take, real_give = way.take, way.give
 
-    def take(self: Pool) -> Handle:
-        handle = real_take(self)
+    def take(self: Any, *arguments: int) -> Any:
+        taken = real_take(self, *arguments)
         with guard:
-            if id(handle) in busy:
-                shared.append("a handle that is in use was handed out")
-            busy.add(id(handle))
-        return handle
+            if id(taken) in busy:
+                shared.append("what is in use was handed out")
+            busy.add(id(taken))
+        return taken
 
-    def give(self: Pool, handle: Handle) -> None:
+    def give(self: Any, taken: Any) -> None:
         with guard:
-            busy.discard(id(handle))
-        real_give(self, handle)
+            busy.discard(id(taken))
+        real_give(self, taken)
 
-    monkeypatch.setattr(Pool, "take", take)
-    monkeypatch.setattr(Pool, "give", give)
+    monkeypatch.setattr(way, "take", take)
+    monkeypatch.setattr(way, "give", give)
     cases = []
     for m, n, k, dtype in (
         (*DECODE, torch.bfloat16), (1, 2112, 7168, torch.float16), (64, 256, 4096, torch.float32),
@@ -169,10 +177,13 @@ def test_16_threads_on_16_streams(fresh: BlasBackend, monkeypatch: pytest.Monkey
         thread.join()
     assert not wrong, wrong[:5]
     assert not shared
-    handles = sum(len(free) for free in pool(fresh)._free.values())
-    assert 17 <= handles <= 16 * 16 + 1  # at least one for each stream and one for captures
-    pool(fresh).close()
-    assert not any(pool(fresh)._free.values())
+    calls.clear()
+    torch.cuda.synchronize()
+    if way is Pool:
+        handles = sum(len(free) for free in pool(backend)._free.values())
+        assert 17 <= handles <= 16 * 16 + 1  # at least one for each stream and one for captures
+        pool(backend).close()
+        assert not any(pool(backend)._free.values())
 
 
 def test_each_product_waits_for_what_came_before_on_its_stream() -> None:

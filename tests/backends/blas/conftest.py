@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).with_name("standin.c")
+LT_SOURCE = Path(__file__).with_name("standin_lt.c")
 
 
 class Standin:
@@ -29,6 +30,8 @@ class Standin:
     def reset(self) -> None:
         """No log, no failures to come, no delay, no overlaps; every handle is as if destroyed."""
         self.lib.standin_reset()
+        if hasattr(self.lib, "standin_lt_reset"):
+            self.lib.standin_lt_reset()
 
     def fail(self, name: str, status: int, times: int = 1) -> None:
         """The next calls of the C function return this status and do nothing else but write to the log."""
@@ -53,30 +56,72 @@ class Standin:
         return int(self.lib.standin_overlaps())
 
 
+class Pair:
+    """Two stand-ins in one folder, named as NVIDIA's. `path` is that of the first, as it is for one alone."""
+
+    def __init__(self, blas: Standin, lt: Standin) -> None:
+        self.blas, self.lt, self.path = blas, lt, blas.path
+
+    def find(self, count: int, state: int = 0) -> None:
+        """How many algorithms later searches find, and the status that each carries."""
+        self.lt.lib.standin_lt_find(count, state)
+
+    def live_objects(self) -> int:
+        """Operations, layouts and preferences that were made and not destroyed."""
+        return int(self.lt.lib.standin_lt_live_objects())
+
+
 Build = Callable[..., Standin]
+
+
+def compiled(source: Path, path: Path, options: tuple[str, ...] = ()) -> Standin:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler 'cc' on this machine to build the stand-in for a vendor library")
+    command = [compiler, "-std=c11", "-O2", "-Wall", "-Wextra", "-shared", "-fPIC", "-pthread"]
+    command += [*(f"-D{option}" for option in options), str(source), "-o", str(path), "-lm"]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return Standin(path)
 
 
 @pytest.fixture(scope="session")
 def build_standin(tmp_path_factory: pytest.TempPathFactory) -> Build:
     """Compile the stand-in with these -D options, once for each set of them, and reset it."""
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler 'cc' on this machine to build the stand-in for a vendor library")
     folder = tmp_path_factory.mktemp("standin")
     built: dict[tuple[str, ...], Standin] = {}
 
     def build(*options: str) -> Standin:
         if options not in built:
             path = folder / f"lib{'_'.join(('standin', *options)).lower()}.so"
-            command = [compiler, "-std=c11", "-O2", "-Wall", "-Wextra", "-shared", "-fPIC", "-pthread"]
-            command += [*(f"-D{option}" for option in options), str(SOURCE), "-o", str(path), "-lm"]
-            run = subprocess.run(command, capture_output=True, text=True)
-            assert run.returncode == 0, run.stderr
-            built[options] = Standin(path)
+            built[options] = compiled(SOURCE, path, options)
         built[options].reset()
         return built[options]
 
     return build
+
+
+@pytest.fixture(scope="session")
+def build_pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pair]:
+    """Compile both libraries, the second with these -D options; once for each set of them."""
+    built: dict[tuple[str, ...], Pair] = {}
+
+    def build(*options: str) -> Pair:
+        if options not in built:
+            folder = tmp_path_factory.mktemp("pair")
+            blas = compiled(SOURCE, folder / "libcublas.so.13")
+            built[options] = Pair(blas, compiled(LT_SOURCE, folder / "libcublasLt.so.13", options))
+        built[options].blas.reset()
+        built[options].lt.reset()
+        return built[options]
+
+    return build
+
+
+@pytest.fixture
+def pair(build_pair: Callable[..., Pair]) -> Pair:
+    """cuBLAS and cuBLASLt beside it."""
+    return build_pair()
 
 
 @pytest.fixture

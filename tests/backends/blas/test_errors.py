@@ -166,3 +166,39 @@ def test_the_first_that_works_is_taken(
     reason = BlasBackend(NVIDIA).available().reason
     assert "/nowhere.so cannot be loaded" in reason
     assert "lacks the function" in reason
+
+
+# ------------------------------------------------------------------------------------------------ the second library
+
+
+def test_the_second_library_is_of_the_first_ones_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvidia = VENDORS["nvidia"]
+    assert nvidia.lt is not None
+    for name in ("libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(discovery.sys, "path", [])
+    monkeypatch.setattr(discovery, "loaded", lambda names: (f"/loaded/{one}" for one in names))
+    finder = SimpleNamespace(load_nvidia_dynamic_lib=lambda name: SimpleNamespace(abs_path=f"/found/lib{name}.so"))
+    monkeypatch.setattr(discovery.importlib, "import_module", lambda name: finder)
+    for library, names in (
+        ("libcublas.so.13", ["libcublasLt.so.13", "libcublasLt.so"]),
+        ("libcublas.so.12.9.1.4", ["libcublasLt.so.12", "libcublasLt.so"]),
+        ("libcublas.so.130", ["libcublasLt.so"]),
+        ("libmine.so", list(nvidia.lt.libraries)),
+    ):
+        beside = [str(tmp_path / name) for name in names]
+        path = str(tmp_path / library)
+        assert list(discovery.lt_candidates(nvidia, nvidia.lt, path, named=True)) == beside
+        elsewhere = [*(f"/loaded/{name}" for name in names), "/found/libcublasLt.so", *names]
+        assert list(discovery.lt_candidates(nvidia, nvidia.lt, path, named=False)) == [*beside, *elsewhere]
+    assert list(discovery.lt_candidates(nvidia, nvidia.lt, "libcublas.so.13", named=True)) == []
+
+
+def test_a_second_library_that_cannot_be_loaded(standin: Any, tmp_path: Path) -> None:
+    shutil.copy(standin.path, tmp_path / "libcublas.so.13")
+    (tmp_path / "libcublasLt.so.13").write_text("no library")
+    backend = BlasBackend(NVIDIA, str(tmp_path / "libcublas.so.13"))
+    answer = backend.available()
+    assert answer
+    assert f"without cuBLASLt: NVIDIA cuBLAS: {tmp_path / 'libcublasLt.so.13'} cannot be loaded" in answer.reason
+    assert kernel(backend).product.lt is None

@@ -19,10 +19,10 @@ from ...core.plan import Plan
 from ...core.problem import Problem
 from . import estimate
 from .caller import Caller, cuda_caller
-from .discovery import candidates
+from .discovery import candidates, lt_candidates
 from .gemm import Gemm
 from .grouped import Grouped
-from .library import Library
+from .library import Library, LtLibrary
 from .matrices import LIMIT
 from .vendors import VENDORS, Vendor
 
@@ -44,9 +44,12 @@ class BlasKernel:
     vendor: Vendor
     product: Gemm
     groups: Grouped
+    without_lt: str = ""  # why the vendor's second library is not used, if it has one
 
     def supports(self, problem: Problem, device: torch.device) -> Support:
         words = [f"{self.vendor.title} ({self.product.library.path})"]
+        if problem.op == "gemm" or not self._at_once(problem):
+            words += self.way()
         if problem.op != "gemm":
             words.append("one call for all groups" if self._at_once(problem) else "one call for each group")
         if problem.device_factors:
@@ -56,6 +59,13 @@ class BlasKernel:
         if problem.a_dtype == "bf16" and not self.vendor.native_bf16:
             words.append("bf16 through fp32 copies")
         return Support(True, ", ".join(words))
+
+    def way(self) -> list[str]:
+        """Which library single products go through, where a vendor has two."""
+        if self.product.lt is not None:
+            library = self.product.lt.library
+            return [f"by {library.title} ({library.path}) where it has an algorithm"]
+        return [f"without {self.without_lt}"] if self.without_lt else []
 
     def cost(self, problem: Problem, device: torch.device) -> float:
         if problem.op == "grouped_gemm":
@@ -120,7 +130,8 @@ class BlasBackend:
         if self._refusal is not None:
             return self._refusal
         assert self._kernel is not None
-        return Support(True, f"{self._kernel.vendor.title} from {self._kernel.product.library.path}")
+        words = [f"{self._kernel.vendor.title} from {self._kernel.product.library.path}", *self._kernel.way()]
+        return Support(True, ", ".join(words))
 
     def _open(self) -> None:
         """Once, whatever comes of it."""
@@ -136,8 +147,10 @@ class BlasBackend:
         reasons = []
         for one in [path] if path else candidates(vendor):
             try:
-                product = Gemm(Library(vendor, one), self._caller or cuda_caller())
-                self._kernel = BlasKernel(vendor.name, vendor, product, Grouped(product))
+                library, caller = Library(vendor, one), self._caller or cuda_caller()
+                second, missing = _lt(library, named=path is not None)
+                product = Gemm(library, caller, second)
+                self._kernel = BlasKernel(vendor.name, vendor, product, Grouped(product), missing)
                 return
             except OmniGemmError as error:
                 reasons.append(str(error))
@@ -159,6 +172,20 @@ class BlasBackend:
 
     def kernels(self, problem: Problem, device: torch.device) -> Sequence[Kernel]:
         return () if self._kernel is None else (self._kernel,)
+
+
+def _lt(library: Library, named: bool) -> tuple[LtLibrary | None, str]:
+    """The vendor's second library, or why it is not used."""
+    vendor, lt = library.vendor, library.vendor.lt
+    if lt is None:
+        return None, ""
+    reasons = []
+    for one in lt_candidates(vendor, lt, library.path, named):
+        try:
+            return LtLibrary(vendor, lt, one), ""
+        except OmniGemmError as error:
+            reasons.append(str(error))
+    return None, f"{lt.title}: {'; '.join(reasons) or f'there is none beside {library.path}'}"
 
 
 def _named() -> tuple[Vendor | None, str | None]:

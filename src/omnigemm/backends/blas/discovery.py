@@ -3,13 +3,14 @@ their own kernels and memory."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from .vendors import Vendor
+from .vendors import Lt, Vendor
 
 
 def candidates(vendor: Vendor) -> Iterator[str]:
@@ -19,6 +20,27 @@ def candidates(vendor: Vendor) -> Iterator[str]:
         if one not in seen:
             seen.add(one)
             yield one
+
+
+def lt_candidates(vendor: Vendor, lt: Lt, library: str, named: bool) -> Iterator[str]:
+    """The same for the second library, of the first one's version: beside it; elsewhere if nobody named the first."""
+    names = _of_version(lt.libraries, Path(library).name)
+    seen = set()
+    if Path(library).is_absolute():
+        for name in names:
+            if (file := Path(library).parent / name).is_file():
+                seen.add(str(file))
+                yield str(file)
+    if not named:
+        second = dataclasses.replace(vendor, libraries=names, pathfinder=lt.pathfinder)
+        yield from (one for one in candidates(second) if one not in seen)
+
+
+def _of_version(names: tuple[str, ...], library: str) -> tuple[str, ...]:
+    """libcublasLt.so.12 for libcublas.so.12 and libcublas.so.12.9.1; every name for a library without a version."""
+    version = library.partition(".so")[2]
+    same = tuple(name for name in names if f"{version}.".startswith(f"{name.partition('.so')[2] or version}."))
+    return same if version else names
 
 
 def _search(vendor: Vendor) -> Iterator[str]:

@@ -15,33 +15,28 @@ from torch import Tensor
 
 from ...core.plan import AddressLaunch, Launch
 from .caller import Caller, may_reduce_in_16_bits, tf32_allowed
-from .library import Library
+from .library import Library, LtLibrary
+from .lt import LtGemm
 from .matrices import Matrices, readable
 from .pool import Pool
+from .values import TYPES, address, number
 
-TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}  # CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF
-# C values, made once: with these, calling the function costs a third of what it costs with numbers.
-_int, _long, address = ctypes.c_int.from_param, ctypes.c_longlong.from_param, ctypes.c_void_p.from_param
+_int, _long = ctypes.c_int.from_param, ctypes.c_longlong.from_param
 _ALGORITHM = _int(-1)  # the library's own choice
 # A compute type (CUBLAS_COMPUTE_32F or CUBLAS_COMPUTE_32F_FAST_TF32), and a math mode (the default, or
 # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION).
 _USUAL, _TF32, _REDUCED_IN_FP32 = (_int(68), 0), (_int(77), 0), (_int(68), 16)
-_ONE, _ZERO = ctypes.byref(ctypes.c_float(1.0)), ctypes.byref(ctypes.c_float(0.0))
-
-
-def number(value: float) -> Any:
-    """A factor as the library takes it: by its address on the host."""
-    return _ONE if value == 1.0 else _ZERO if value == 0.0 else ctypes.byref(ctypes.c_float(value))
 
 
 class Gemm:
-    """Runs products with a library's handles.
+    """Runs products with a library's handles, or by the vendor's second library where it has one (`lt`).
 
     Wherever copies were made, the vendor is waited for (if it asks for that) before they go back to torch's allocator.
     """
 
-    def __init__(self, library: Library, caller: Caller) -> None:
+    def __init__(self, library: Library, caller: Caller, lt: LtLibrary | None = None) -> None:
         self.library, self.caller = library, caller
+        self.lt = None if lt is None else LtGemm(lt, caller, lambda device: self.pool(device).prepare())
         self._pools: dict[int, Pool] = {}
 
     def pool(self, device: torch.device) -> Pool:
@@ -82,11 +77,11 @@ class Gemm:
             if current_device() != index:
                 with torch.cuda.device(index):
                     return run(out, a, b, c, alpha, beta)
-            before: Callable[[], None] = _nothing
             # A C that begins where `out` does is `out`: any other overlap was refused.
-            if adds and c is not None and c.data_ptr() != out.data_ptr():
-                before = partial(_copy, out, c)
-            at(alpha, beta, out.data_ptr(), a.data_ptr(), b.data_ptr(), before=before)
+            addresses = out.data_ptr(), a.data_ptr(), b.data_ptr(), c.data_ptr() if adds and c is not None else 0
+            if not at(alpha, beta, *addresses):
+                assert c is not None
+                at(alpha, beta, *addresses, before=partial(_copy, out, c))
             return None
 
         return run
@@ -95,10 +90,17 @@ class Gemm:
         self, out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, alpha: float, beta: float
     ) -> AddressLaunch | None:
         """The launch for matrices that lie like these, if the library reads and writes all of them in their place.
-        Everything but the addresses and the factors is worked out here, once."""
+        Everything but the addresses and the factors is worked out once."""
         d, left, right = Matrices.of(out), Matrices.of(a), Matrices.of(b)
         if d is None or left is None or right is None or self._wants_fp32(a) or 0 in (out.numel(), a.size(-1)):
             return None
+        at = self._by_handles(out, a, (d, left, right), c is not None and beta != 0.0)
+        return at if self.lt is None else self.lt.bind_addresses(out, a, b, c, beta, at)
+
+    def _by_handles(
+        self, out: Tensor, a: Tensor, forms: tuple[Matrices, Matrices, Matrices], adds: bool
+    ) -> AddressLaunch:
+        d, left, right = forms
         rows, columns = out.shape[-2:]
         swap, dtype, index = d.rowwise, a.dtype, out.device.index or 0
         first, second = (right, left) if swap else (left, right)
@@ -115,7 +117,6 @@ class Gemm:
 
         first_layout, second_layout, out_layout = layout(dtype, first), layout(dtype, second), layout(out.dtype, d)
         count = () if single else (_int(batch),)
-        adds = c is not None and beta != 0.0
         function, pool = self.library.function(name), self.pool(out.device)
         current_device, take, give = self.caller.device, pool.take, pool.give
         precision = self.precision(dtype)

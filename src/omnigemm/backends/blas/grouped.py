@@ -15,8 +15,9 @@ from ...core.groups import Factors, read_factors
 from ...core.plan import Launch
 from ..cpu import k_groups
 from ..cpu.grouped import contiguous_rows, masked_rows
-from .gemm import TYPES, Gemm, address
+from .gemm import Gemm
 from .matrices import Matrices
+from .values import TYPES, address
 
 _ALIGN = 16  # bytes: where the grouped function wants matrices to begin
 # Operations of a group from which on it is faster by itself: on an H200, cuBLAS's grouped function has half the speed

@@ -67,6 +67,11 @@ class Pool:
         except (KeyError, IndexError):
             return self._made(stream)
 
+    def prepare(self) -> None:
+        """Makes the handle that captures take, if this is the first call on the device."""
+        if not self._free:
+            self.give(Handle(self._library))
+
     def give(self, handle: Handle) -> None:
         if handle.stream is None:
             handle.workspace = None  # back to the graph's memory, for what is captured next
@@ -76,8 +81,7 @@ class Pool:
             self._free.setdefault(handle.stream, []).append(handle)
 
     def _made(self, stream: int) -> Handle:
-        if not self._free:  # the first on this device: making one is not possible in a capture
-            self.give(Handle(self._library))
+        self.prepare()
         workspace = self._workspace()  # first: if memory is out, no handle is lost
         made = Handle(self._library)
         try:

@@ -23,6 +23,24 @@ SYMBOLS: Mapping[str, str] = {
 # list of products is a loop.
 OPTIONAL = frozenset({"set_workspace", "set_math_mode", "gemm_single", "gemm_grouped"})
 
+# The same for the library that chooses an algorithm once and runs it many times.
+LT_SYMBOLS: Mapping[str, str] = {
+    "create": "cublasLtCreate",
+    "destroy": "cublasLtDestroy",
+    "version": "cublasLtGetVersion",
+    "create_operation": "cublasLtMatmulDescCreate",
+    "set_operation": "cublasLtMatmulDescSetAttribute",
+    "destroy_operation": "cublasLtMatmulDescDestroy",
+    "create_layout": "cublasLtMatrixLayoutCreate",
+    "set_layout": "cublasLtMatrixLayoutSetAttribute",
+    "destroy_layout": "cublasLtMatrixLayoutDestroy",
+    "create_preference": "cublasLtMatmulPreferenceCreate",
+    "set_preference": "cublasLtMatmulPreferenceSetAttribute",
+    "destroy_preference": "cublasLtMatmulPreferenceDestroy",
+    "choose": "cublasLtMatmulAlgoGetHeuristic",
+    "multiply": "cublasLtMatmul",
+}
+
 STATUSES: Mapping[int, str] = {
     1: "NOT_INITIALIZED",
     3: "ALLOC_FAILED",
@@ -34,6 +52,16 @@ STATUSES: Mapping[int, str] = {
     15: "NOT_SUPPORTED",
     16: "LICENSE_ERROR",
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Lt:
+    """A vendor's second library, beside the first: without it, or without one of its functions, the first serves."""
+
+    title: str
+    libraries: tuple[str, ...]
+    pathfinder: str | None = None
+    symbols: Mapping[str, str] = dataclasses.field(default_factory=lambda: LT_SYMBOLS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +80,7 @@ class Vendor:
     workspace_bytes: int = 32 * 2**20  # for each handle, from torch's allocator; what torch gives cuBLAS on Hopper
     runtime: tuple[str, ...] = ()  # the library with the function that waits for a stream,
     wait: str | None = None  # which is called before memory that a product uses is given back
+    lt: Lt | None = None  # where products are chosen apart from being run
 
 
 VENDORS: Mapping[str, Vendor] = {
@@ -62,6 +91,11 @@ VENDORS: Mapping[str, Vendor] = {
         libraries=("libcublas.so.13", "libcublas.so.12", "libcublas.so"),
         folders=("nvidia/cu13/lib", "nvidia/cublas/lib"),  # where NVIDIA's wheels for CUDA 13 and 12 put it
         pathfinder="cublas",
+        lt=Lt(
+            title="cuBLASLt",
+            libraries=("libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"),
+            pathfinder="cublasLt",
+        ),
     ),
     "kunlun": Vendor(
         name="kunlun",

@@ -1,0 +1,177 @@
+"""What cuBLASLt is told about a product, and the algorithms it chooses for it, once for each way it may run."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ...core.errors import OmniGemmError
+from .library import LtLibrary
+
+# Values of enums in NVIDIA's cublasLt.h: attributes of an operation, of a layout and of a preference.
+_TRANSA, _TRANSB = 3, 4  # int32
+_BATCH_COUNT, _BATCH_STEP = 5, 6  # int32, int64
+_MOST_WORKSPACE, _REDUCTIONS = 1, 3  # uint64, uint32
+_ALIGNMENTS = (5, 6, 7, 8)  # uint32, in bytes: of A, B, C and D
+_CUDA_R_32F = 0
+# How an algorithm may add up the parts of a split K: in any way, or only in the compute type.
+_ANY_REDUCTION, _IN_COMPUTE_TYPE = 7, 2
+# CUBLAS_COMPUTE_32F or CUBLAS_COMPUTE_32F_FAST_TF32, and reductions: as torch's switches ask for.
+USUAL, TF32, REDUCED_IN_FP32 = 0, 1, 2
+_SETTINGS = {
+    USUAL: (68, _ANY_REDUCTION),
+    TF32: (77, _ANY_REDUCTION),
+    REDUCED_IN_FP32: (68, _IN_COMPUTE_TYPE),
+}
+_ALIGNED = 256  # bytes: no algorithm asks for more
+UNALIGNED = _ALIGNED - 1  # bits that an address has if it is not
+_INVALID_VALUE, _NOT_SUPPORTED = 7, 15
+
+
+class _Algorithm(ctypes.Structure):
+    _fields_ = (("data", ctypes.c_uint64 * 8),)
+
+
+class _Result(ctypes.Structure):
+    """cublasLtMatmulHeuristicResult_t"""
+
+    _fields_ = (
+        ("algorithm", _Algorithm),
+        ("workspace_bytes", ctypes.c_size_t),
+        ("state", ctypes.c_int),
+        ("waves", ctypes.c_float),
+        ("reserved", ctypes.c_int * 4),
+    )
+
+
+class Opaque:
+    """Something that the library keeps for us, until nobody here holds it any more, or until exit."""
+
+    def __init__(self, library: LtLibrary, kind: str, *arguments: Any) -> None:
+        value = ctypes.c_void_p()
+        suffix = f"_{kind}" if kind else ""
+        library.call(f"create{suffix}", ctypes.byref(value), *arguments)
+        self.parameter = ctypes.c_void_p.from_param(value.value)
+        self._library, self._setter = library, f"set{suffix}"
+        self._end = weakref.finalize(self, _end, library, f"destroy{suffix}", value.value)
+
+    def set(self, attribute: int, value: Any) -> None:
+        """`value` is a C value of just the size that the attribute has."""
+        self._library.call(self._setter, self.parameter, attribute, ctypes.byref(value), ctypes.sizeof(value))
+
+    def destroy(self) -> None:
+        self._end()
+
+
+def _end(library: LtLibrary, name: str, value: int | None) -> None:
+    with contextlib.suppress(OmniGemmError):  # at exit, the driver may be gone already
+        library.call(name, value)
+
+
+class Layout(NamedTuple):
+    """A matrix, or a batch of them, column by column."""
+
+    type: int
+    rows: int
+    columns: int
+    leading: int
+    step: int
+
+
+class Product(NamedTuple):
+    """All that a choice depends on, besides torch's switches and where matrices begin."""
+
+    transa: bool
+    transb: bool
+    a: Layout
+    b: Layout
+    c: Layout
+    d: Layout
+    batch: int
+
+
+class Chosen(NamedTuple):
+    """An algorithm, and what it runs with, as C values."""
+
+    handle: Any
+    operation: Any
+    algorithm: Any
+    workspace_bytes: int
+
+
+# A switch's setting alone, for matrices that begin at multiples of 256 bytes; else with an alignment for each.
+Key = int | tuple[int, int, int, int, int]
+
+
+def key_of(setting: int, a: int, b: int, c: int, d: int) -> Key:
+    """For the addresses of four matrices. An algorithm is only used again where every one is aligned as it was."""
+    if not (a | b | c | d) & UNALIGNED:
+        return setting
+    return setting, _alignment(a), _alignment(b), _alignment(c), _alignment(d)
+
+
+def _alignment(address: int) -> int:
+    """The largest power of two up to 256 that divides it."""
+    capped = address | _ALIGNED
+    return capped & -capped
+
+
+class Choices(dict[Key, "Chosen | None"]):
+    """The algorithms of one product. Looking one up that is not there yet chooses it; None: the library has none.
+
+    Without a handle, None is the answer for now. Two threads that choose at once choose the same. Layouts and
+    operations are only read once they are here, by any number of threads.
+    """
+
+    def __init__(
+        self, library: LtLibrary, product: Product, most_workspace: int, handle: Callable[[], Opaque | None]
+    ) -> None:
+        super().__init__()
+        self._library, self._product, self._most_workspace, self._handle = library, product, most_workspace, handle
+        self._operations: dict[int, Opaque] = {}
+        self._layouts = [self._layout(one) for one in (product.a, product.b, product.c, product.d)]
+        self.a, self.b, self.c, self.d = (one.parameter for one in self._layouts)
+
+    def __missing__(self, key: Key) -> Chosen | None:
+        handle = self._handle()
+        if handle is None:
+            return None
+        setting, *alignments = (key, *[_ALIGNED] * 4) if isinstance(key, int) else key
+        compute, reductions = _SETTINGS[setting]
+        operation = self._operations.get(compute) or self._operations.setdefault(compute, self._operation(compute))
+        preference = Opaque(self._library, "preference")
+        preference.set(_MOST_WORKSPACE, ctypes.c_uint64(self._most_workspace))
+        preference.set(_REDUCTIONS, ctypes.c_uint32(reductions))
+        for attribute, bytes_ in zip(_ALIGNMENTS, alignments, strict=True):
+            preference.set(attribute, ctypes.c_uint32(bytes_))
+        result, count = _Result(), ctypes.c_int()
+        status = self._library.function("choose")(
+            handle.parameter, operation.parameter, self.a, self.b, self.c, self.d, preference.parameter,
+            1, ctypes.byref(result), ctypes.byref(count),
+        )  # fmt: skip
+        preference.destroy()
+        if status in (_INVALID_VALUE, _NOT_SUPPORTED) or (not status and (not count.value or result.state)):
+            found = None  # the first library may still have one, or else says what is wrong
+        elif status:
+            raise self._library.failure("choose", status)
+        else:
+            algorithm = ctypes.byref(result.algorithm)
+            found = Chosen(handle.parameter, operation.parameter, algorithm, result.workspace_bytes)
+        self[key] = found
+        return found
+
+    def _operation(self, compute: int) -> Opaque:
+        made = Opaque(self._library, "operation", compute, _CUDA_R_32F)  # the type of alpha and beta
+        made.set(_TRANSA, ctypes.c_int32(self._product.transa))
+        made.set(_TRANSB, ctypes.c_int32(self._product.transb))
+        return made
+
+    def _layout(self, of: Layout) -> Opaque:
+        made = Opaque(self._library, "layout", of.type, of.rows, of.columns, of.leading)
+        if self._product.batch > 1:
+            made.set(_BATCH_COUNT, ctypes.c_int32(self._product.batch))
+            made.set(_BATCH_STEP, ctypes.c_int64(of.step))
+        return made

@@ -1,0 +1,56 @@
+"""Memory that products work in, where the library takes it with each product instead of keeping it in a handle."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from .caller import Caller
+
+_address, _size = ctypes.c_void_p.from_param, ctypes.c_size_t.from_param
+
+
+class Room:
+    """Memory as C values, and the stream that it is kept for (None: it is not kept)."""
+
+    def __init__(self, memory: torch.Tensor | None, stream: int | None) -> None:
+        self.stream, self._memory = stream, memory
+        self.address = _address(0 if memory is None else memory.data_ptr())
+        self.size = _size(0 if memory is None else memory.numel())
+
+
+NO_ROOM = Room(None, None)
+
+
+class Workspaces:
+    """Of one device. A product may be several kernels, so not even two calls on one stream have the same room at once.
+
+    Taken and given back without waiting, as handles are in `pool.py`, and for the same reason kept for their stream.
+    """
+
+    def __init__(self, size: int, device: torch.device, caller: Caller) -> None:
+        self.most = size
+        self._device, self._capturing = device, caller.capturing
+        self._free: dict[int, list[Room]] = {}
+
+    def take(self, stream: int, size: int) -> Room:
+        """For the current device's current stream, which this is."""
+        if self._capturing():
+            # Of the graph's own memory, just as much as it needs: a replay shares it with nobody.
+            return Room(self._memory(size), None)
+        try:
+            return self._free[stream].pop()
+        except (KeyError, IndexError):
+            return Room(self._memory(self.most), stream)
+
+    def give(self, room: Room) -> None:
+        if room.stream is None:
+            return
+        try:
+            self._free[room.stream].append(room)
+        except KeyError:
+            self._free.setdefault(room.stream, []).append(room)
+
+    def _memory(self, size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8, device=self._device)
