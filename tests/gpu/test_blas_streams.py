@@ -127,7 +127,7 @@ def test_16_threads_on_16_streams(way: Any, monkeypatch: pytest.MonkeyPatch) -> 
     nvidia = VENDORS["nvidia"]
     backend = BlasBackend(dataclasses.replace(nvidia, lt=None) if way is Pool else nvidia)
     monkeypatch.setattr("omnigemm.backends.backends", lambda: (backend,))
-    calls.clear()
+    forget_calls()
     busy: set[int] = set()
     shared: list[str] = []
     guard = threading.Lock()
@@ -177,7 +177,7 @@ def test_16_threads_on_16_streams(way: Any, monkeypatch: pytest.MonkeyPatch) -> 
         thread.join()
     assert not wrong, wrong[:5]
     assert not shared
-    calls.clear()
+    forget_calls()
     torch.cuda.synchronize()
     if way is Pool:
         handles = sum(len(free) for free in pool(backend)._free.values())

@@ -35,8 +35,8 @@ from omnigemm.backends.blas.caller import Caller
 from omnigemm.backends.blas.choices import key_of
 from omnigemm.backends.blas.vendors import STATUSES
 from omnigemm.core.dtypes import name_of
-from omnigemm.ops import _run
-from omnigemm.ops._run import calls
+from omnigemm.ops import _recent, _run
+from op_support import forget_calls
 
 
 def lines(pair: Any, kind: str) -> list[str]:
@@ -458,9 +458,9 @@ def test_no_memory_for_a_workspace(pair: Any, monkeypatch: pytest.MonkeyPatch) -
 def _registered(pair: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     backend = opened(pair)
     monkeypatch.setattr("omnigemm.backends.backends", lambda: (backend,))
-    calls.clear()
+    forget_calls()
     yield
-    calls.clear()
+    forget_calls()
 
 
 @pytest.mark.usefixtures("_registered")
@@ -470,13 +470,14 @@ def test_a_warm_call_hands_over_addresses(
     pair: Any, monkeypatch: pytest.MonkeyPatch, kind: str, by_tensors: int, batch: tuple[int, ...]
 ) -> None:
     written: list[int] = []
-    write = _run._write
+    write = _run.write
 
     def look(*call: Any) -> Any:
         written.append(1)
         return write(*call)
 
-    monkeypatch.setattr(_run, "_write", look)
+    for module in (_run, _recent):
+        monkeypatch.setattr(module, "write", look)
     b = torch.randn(*batch, 6, 5)
     for _ in range(4):
         a, c, out = torch.randn(*batch, 4, 6), torch.randn(*batch, 4, 5), torch.full((*batch, 4, 5), float("nan"))
