@@ -19,7 +19,7 @@ LAYOUTS = tuple(itertools.product(("row", "col"), repeat=2))
 # One of each kind: both orientations, one and two warpgroups and waves, depths, clusters that share and split.
 CONFIGS = {
     "rows 64x64": sm90.Config(False, 1, 1, 64, 6),
-    "rows 64x96": sm90.Config(False, 1, 1, 96, 6, blocks_per_sm=2),
+    "rows 64x96": sm90.Config(False, 1, 1, 96, 4, blocks_per_sm=2),
     "rows 128x256 shared": sm90.Config(False, 2, 1, 256, 3, right_share=2),
     "rows 128x256 in parts": sm90.Config(False, 2, 1, 256, 4, right_share=2, out_buffers=2, out_parts=4),
     "rows 128x192": sm90.Config(False, 2, 1, 192, 3),

@@ -327,7 +327,10 @@ GROUPS = [
 _LIST: dict[str, Any] = {"grouping": "list", "n": 0, "k": 0}
 LISTS = [
     (Config(False, 2, 1, 256, 3, band=16), variant(NO_SCALES, **_BF16, **_LIST)),
-    (Config(False, 2, 1, 256, 4, right_share=2, band=16, out_buffers=2, out_parts=4), variant(NO_SCALES, **_BF16, **_LIST)),
+    (
+        Config(False, 2, 1, 256, 4, right_share=2, band=16, out_buffers=2, out_parts=4),
+        variant(NO_SCALES, **_BF16, **_LIST),
+    ),
     (Config(False, 2, 1, 256, 3, right_share=2), variant(NO_SCALES, c=True, **_BF16, **_TURNED, **_LIST)),
     (Config(False, 2, 1, 192, 4), variant(NO_SCALES, "fp16", b_turned=True, **_FP16, **_LIST)),
     (Config(False, 2, 1, 128, 5), variant(NO_SCALES, "fp32", a_turned=True, **_FP16, **_LIST)),
