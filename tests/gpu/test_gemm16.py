@@ -19,8 +19,9 @@ LAYOUTS = tuple(itertools.product(("row", "col"), repeat=2))
 # One of each kind: both orientations, one and two warpgroups and waves, depths, clusters that share and split.
 CONFIGS = {
     "rows 64x64": sm90.Config(False, 1, 1, 64, 6),
-    "rows 64x96": sm90.Config(False, 1, 1, 96, 6, blocks_per_sm=2),
+    "rows 64x96": sm90.Config(False, 1, 1, 96, 4, blocks_per_sm=2),
     "rows 128x256 shared": sm90.Config(False, 2, 1, 256, 3, right_share=2),
+    "rows 128x256 in parts": sm90.Config(False, 2, 1, 256, 4, right_share=2, out_buffers=2, out_parts=4),
     "rows 128x192": sm90.Config(False, 2, 1, 192, 3),
     "rows 256x128 shared": sm90.Config(False, 2, 2, 128, 3, left_share=2, out_buffers=2),
     "swap 8 split 8": sm90.Config(True, 1, 1, 8, 8, split=8, depth=4, blocks_per_sm=2),
@@ -28,6 +29,7 @@ CONFIGS = {
     "swap 64 split 2": sm90.Config(True, 1, 1, 64, 6, split=2, depth=2, blocks_per_sm=2),
     "swap 64 shared": sm90.Config(True, 1, 1, 64, 6, split=2, depth=2, right_share=2),
     "swap 128x128": sm90.Config(True, 2, 1, 128, 4, split=2),
+    "swap 144 split 2": sm90.Config(True, 1, 1, 144, 6, split=2, depth=2),
 }
 SHAPES = [(1, 328, 520), (7, 392, 640), (33, 136, 3584), (130, 577, 136), (257, 264, 200)]
 

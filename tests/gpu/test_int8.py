@@ -17,11 +17,13 @@ OUTS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 CONFIGS = {
     "rows 64x96": sm90.Config(False, 1, 1, 96, 6),
     "rows 128x256": sm90.Config(False, 2, 1, 256, 3, right_share=2),
+    "rows 128x256 in parts": sm90.Config(False, 2, 1, 256, 4, right_share=2, out_buffers=2, out_parts=4),
     "rows 256x128 shared": sm90.Config(False, 2, 2, 128, 3, left_share=2),
     "swap 8 split 8": sm90.Config(True, 1, 1, 8, 8, split=8, depth=4, blocks_per_sm=2),
     "swap 16 split 3": sm90.Config(True, 1, 1, 16, 6, split=3, depth=4, right_share=2),
     "swap 64 shared": sm90.Config(True, 1, 1, 64, 6, split=2, depth=2, left_share=2, blocks_per_sm=2),
     "swap 128x128": sm90.Config(True, 2, 1, 128, 4, split=2),
+    "swap 144 split 2": sm90.Config(True, 1, 1, 144, 6, split=2, depth=2),
 }
 SHAPES = [(1, 331, 1040), (7, 392, 640), (33, 136, 7168), (130, 577, 129), (257, 264, 384)]
 

@@ -524,3 +524,7 @@ def test_a_workspace_is_checked_and_left_alone_by_kernels_that_need_none() -> No
     for operands, out in (((a, b), [inside, torch.empty(4, 4)]), (([inside, a[1]], b), None)):
         with pytest.raises(omnigemm.WorkspaceError, match="workspace shares memory"):
             needy.run(*operands, out=out, workspace=room)
+    own = dataclasses.replace(plan, workspace_bytes=4096)
+    with pytest.raises(omnigemm.WorkspaceError, match=r"shape \(1024,\), expected None: .* takes its 4096 bytes"):
+        own.run(a, b, workspace=room)
+    check_list(own.run(a, b), a, b)

@@ -41,7 +41,7 @@ class Plan:
         """Run on operands as the op takes them (without backend and out_dtype), written to `out` if given.
 
         `workspace` is memory of `workspace_bytes` or more, which other runs may have used before and may use after on
-        the same stream. Kernels that need none leave it alone.
+        the same stream. Kernels that need none leave it alone; those that can only take their own refuse it.
         """
         from ..ops import run_plan  # late: the operations are built on plans
 

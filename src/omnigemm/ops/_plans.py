@@ -47,6 +47,9 @@ def _need_workspace(operation: Operation, plan: Plan, workspace: Any, operands: 
     name = operation.name
     if not isinstance(workspace, Tensor):
         raise WorkspaceError(f"{name}: workspace is a {type(workspace).__name__}, expected a tensor")
+    if plan.workspace_bytes and not plan.takes_workspace:
+        own = f"{plan.backend}/{plan.kernel} takes its {plan.workspace_bytes} bytes from torch's allocator"
+        raise WorkspaceError(f"{name}: workspace has shape {show(workspace)}, expected None: {own}")
     size = workspace.numel() * workspace.element_size()
     if not workspace.is_contiguous() or size < plan.workspace_bytes:
         what = f"{size} bytes" if workspace.is_contiguous() else f"strides {workspace.stride()}"
@@ -64,4 +67,5 @@ def _need_workspace(operation: Operation, plan: Plan, workspace: Any, operands: 
     for one in tensors:
         first, end = span(one)
         if first < start + size and start < end:
-            raise WorkspaceError(f"{name}: workspace shares memory with {show(one)}, expected memory of its own")
+            other = f"a tensor of shape {show(one)}"
+            raise WorkspaceError(f"{name}: workspace shares memory with {other}, expected memory of its own")

@@ -5,14 +5,12 @@ from __future__ import annotations
 import ctypes
 import itertools
 import random
-import shutil
-import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
-KERNELS = Path(__file__).parents[3] / "src" / "omnigemm" / "kernels"
+import host_compiler
+
 SHIM = """
 #include "common/groups.cuh"
 extern "C" int fill(const int* given, int count, int limit, int rows_each, int cols, bool slabs, int lanes, Group* to) {
@@ -42,15 +40,9 @@ extern "C" void tile(const Group* table, int count, int rows_each, int cols, boo
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    compiler = shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        pytest.skip("no C++ compiler on this machine")
-    folder = tmp_path_factory.mktemp("groups")
-    (folder / "shim.cpp").write_text(SHIM)
-    target = folder / "shim.so"
-    command = [compiler, "-std=c++17", "-O1", "-fsanitize=undefined", "-fno-sanitize-recover", "-shared", "-fPIC"]
-    subprocess.run([*command, f"-I{KERNELS}", str(folder / "shim.cpp"), "-o", str(target)], check=True)
-    return ctypes.CDLL(str(target))
+    return host_compiler.library(
+        tmp_path_factory.mktemp("groups"), SHIM, "-O1", "-fsanitize=undefined", "-fno-sanitize-recover"
+    )
 
 
 Found = tuple[int, int, int, int, int]  # tile row and column, group, first row, rows

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import random
-import shutil
 import struct
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import host_compiler
 from omnigemm.backends.blas import estimate
 from omnigemm.backends.cuda import CudaBackend, dense, explain_on, group_choice, k_groups, list_choice, list_kernel
 from omnigemm.backends.cuda.gpu import KNOWN
@@ -24,8 +23,6 @@ from omnigemm.backends.cuda.sm90 import Config
 from omnigemm.core.problem import Problem, describe
 from omnigemm.ops.grouped_k import GROUPED_K_CONTIGUOUS
 
-HERE = Path(__file__).parent
-KERNELS = HERE.parents[2] / "src" / "omnigemm" / "kernels"
 H200 = KNOWN["h200"]
 CONFIG = Config(False, 2, 1, 128, 4, right_share=2)
 TYPES = {0: torch.bfloat16, 1: torch.float16, 2: torch.float32}
@@ -48,14 +45,7 @@ extern "C" int before(const int* ends, int first, int here, int group, int lane,
 
 
 def built(folder: Path, source: str) -> ctypes.CDLL:
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("no g++ on this machine")
-    (folder / "source.cpp").write_text(source)
-    command = [compiler, "-std=c++17", "-O1", "-Wno-psabi", "-shared", "-fPIC"]
-    paths = [f"-I{HERE / 'emulator'}", f"-I{KERNELS}"]
-    subprocess.run([*command, *paths, str(folder / "source.cpp"), "-o", str(folder / "built.so")], check=True)
-    return ctypes.CDLL(str(folder / "built.so"))
+    return host_compiler.library(folder, source, "-O1", "-Wno-psabi", only_gcc=True, emulated=True)
 
 
 @pytest.fixture(scope="module")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import random
-import shutil
-import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
-KERNELS = Path(__file__).parents[3] / "src" / "omnigemm" / "kernels"
+import host_compiler
+
 SHIM = """
 #include "common/lists.cuh"
 extern "C" int find(const int* ends, int count, int index, int from) {
@@ -26,15 +24,9 @@ extern "C" void tile(const int* ends, int m, int n, int down, int across, int in
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    compiler = shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        pytest.skip("no C++ compiler on this machine")
-    folder = tmp_path_factory.mktemp("lists")
-    (folder / "shim.cpp").write_text(SHIM)
-    target = folder / "shim.so"
-    command = [compiler, "-std=c++17", "-O1", "-fsanitize=undefined", "-fno-sanitize-recover", "-shared", "-fPIC"]
-    subprocess.run([*command, f"-I{KERNELS}", str(folder / "shim.cpp"), "-o", str(target)], check=True)
-    return ctypes.CDLL(str(target))
+    return host_compiler.library(
+        tmp_path_factory.mktemp("lists"), SHIM, "-O1", "-fsanitize=undefined", "-fno-sanitize-recover"
+    )
 
 
 Size = tuple[int, int]

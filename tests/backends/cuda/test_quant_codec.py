@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
-import subprocess
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+import host_compiler
 from omnigemm.quant import quantize_fp8, quantize_int8
 
-KERNELS = Path(__file__).parents[3] / "src" / "omnigemm" / "kernels"
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 SHIM = """
 #include "quant/codec.cuh"
@@ -73,16 +70,9 @@ extern "C" void quantise_rows(int codec, const float* x, long rows, long n, unsi
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    compiler = shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        pytest.skip("no C++ compiler on this machine")
-    folder = tmp_path_factory.mktemp("codec")
-    (folder / "shim.cpp").write_text(SHIM)
-    target = folder / "shim.so"
-    options = ["-std=c++17", "-O2", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
-    command = [compiler, *options, f"-I{KERNELS}", str(folder / "shim.cpp"), "-o", str(target)]
-    subprocess.run(command, check=True)
-    return ctypes.CDLL(str(target))
+    return host_compiler.library(
+        tmp_path_factory.mktemp("codec"), SHIM, "-O2", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"
+    )
 
 
 def at(x: Tensor) -> ctypes.c_void_p:

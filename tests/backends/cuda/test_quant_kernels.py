@@ -6,24 +6,20 @@ It shows that every value is read, measured and written where it should be; a GP
 from __future__ import annotations
 
 import ctypes
-import shutil
 import struct
-import subprocess
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+import host_compiler
 import omnigemm
 from omnigemm.backends.cuda import quant, quant_source
 from omnigemm.backends.cuda.jit import KernelSpec
 from omnigemm.backends.cuda.quant_source import Shape, Variant
 
-HERE = Path(__file__).parent
-KERNELS = HERE.parents[2] / "src" / "omnigemm" / "kernels"
 FLOATS = [torch.bfloat16, torch.float16, torch.float32]
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 MULTIPROCESSORS = 3  # of the GPU that is made up here: small, so that blocks have more than one thing to do
@@ -38,20 +34,11 @@ extern "C" void launch(const void* arguments, int grid, int threads) {{
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[KernelSpec], ctypes.CDLL]:
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("no g++ on this machine")
-    folder = tmp_path_factory.mktemp("kernels")
-
     @cache
     def build(spec: KernelSpec) -> ctypes.CDLL:
-        stem = folder / f"{abs(hash(spec)):x}"
-        stem.with_suffix(".cpp").write_text(spec.source + ENTRY.format(name=spec.name))
-        target = str(stem.with_suffix(".so"))
-        options = ["-std=c++17", "-O1", "-ffp-contract=off", "-Wno-psabi", "-shared", "-fPIC"]
-        paths = [f"-I{HERE / 'emulator'}", f"-I{KERNELS}"]
-        subprocess.run([compiler, *options, *paths, str(stem.with_suffix(".cpp")), "-o", target], check=True)
-        return ctypes.CDLL(target)
+        source = spec.source + ENTRY.format(name=spec.name)
+        options = "-O1", "-ffp-contract=off", "-Wno-psabi"
+        return host_compiler.library(tmp_path_factory.mktemp("kernels"), source, *options, only_gcc=True, emulated=True)
 
     return build
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import random
-import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
 
-KERNELS = Path(__file__).parents[3] / "src" / "omnigemm" / "kernels"
+import host_compiler
+
 SHIM = """
 #include "common/scheduler.cuh"
 extern "C" void tile(int index, int tiles_m, int tiles_n, int band, int* m, int* n) {
@@ -23,15 +21,7 @@ extern "C" void tile(int index, int tiles_m, int tiles_n, int band, int* m, int*
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    compiler = shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        pytest.skip("no C++ compiler on this machine")
-    folder = tmp_path_factory.mktemp("scheduler")
-    (folder / "shim.cpp").write_text(SHIM)
-    target = folder / "shim.so"
-    command = [compiler, "-std=c++17", "-shared", "-fPIC", f"-I{KERNELS}", str(folder / "shim.cpp"), "-o", str(target)]
-    subprocess.run(command, check=True)
-    return ctypes.CDLL(str(target))
+    return host_compiler.library(tmp_path_factory.mktemp("scheduler"), SHIM)
 
 
 def walk(library: ctypes.CDLL, tiles_m: int, tiles_n: int, band: int, grid: int) -> list[tuple[int, int]]:

@@ -279,6 +279,8 @@ INTEGERS = [
     (Config(True, 1, 1, 128, 8, depth=2), variant(TOKEN, zero_points=True, bias=True, k=1000, **_INT8)),
     (Config(False, 1, 1, 96, 6), variant(MIXED[0], "fp32", bias=True, **_INT8)),
     (Config(False, 2, 1, 256, 3, right_share=2), variant(TOKEN, bias=True, **_INT8)),
+    (Config(False, 2, 1, 256, 4, right_share=2, out_buffers=2, out_parts=4), variant(TOKEN, bias=True, **_INT8)),
+    (Config(True, 2, 1, 208, 5, right_share=2), variant(TOKEN, **_INT8)),
     (Config(False, 2, 1, 192, 4), variant(TOKEN, zero_points=True, **_INT8)),
     (Config(False, 2, 2, 128, 3, left_share=2, out_buffers=2), variant(TOKEN, **_INT8)),
     (Config(False, 2, 2, 128, 3, left_share=2), variant(MIXED[1], "fp32", zero_points=True, k=129, **_INT8)),
@@ -290,6 +292,8 @@ SIXTEEN = [
     (Config(True, 2, 1, 128, 4, split=2), variant(NO_SCALES, "fp16", **_FP16, **ODD)),
     (Config(False, 1, 1, 96, 6), variant(NO_SCALES, "fp32", a_turned=True, k=1000, **_BF16)),
     (Config(False, 2, 1, 256, 3, right_share=2), variant(NO_SCALES, c=True, **_BF16, **_TURNED)),
+    (Config(False, 2, 1, 256, 4, right_share=2, out_buffers=2, out_parts=4), variant(NO_SCALES, c=True, **_BF16)),
+    (Config(True, 1, 1, 144, 8, right_share=2), variant(NO_SCALES, c=True, **_BF16)),
     (Config(False, 2, 1, 192, 4), variant(NO_SCALES, b_turned=True, **_BF16)),
     (Config(False, 2, 2, 128, 3, left_share=2, out_buffers=2), variant(NO_SCALES, "fp16", c=True, **_FP16)),
     (Config(False, 2, 2, 128, 3, left_share=2), variant(NO_SCALES, "fp32", k=129, **_FP16, **_TURNED)),
@@ -316,12 +320,17 @@ GROUPS = [
     (Config(True, 2, 1, 64, 6, depth=2), variant(NO_SCALES, b_turned=True, **_FP16, **_SLABS)),
     (Config(True, 2, 1, 128, 4, right_share=2), variant(NO_SCALES, "fp32", k=1000, **_BF16, **_SLABS)),
     (Config(False, 2, 1, 256, 3, right_share=2, band=16), variant(NO_SCALES, **_BF16, **_ROWS)),
+    (Config(False, 2, 1, 256, 4, right_share=2, out_buffers=2, out_parts=4), variant(NO_SCALES, **_BF16, **_ROWS)),
     (Config(False, 2, 1, 192, 4, left_share=2, band=16), variant(NO_SCALES, b_turned=True, **_BF16, **_SLABS)),
     (Config(False, 2, 2, 128, 3, left_share=2, out_buffers=2), variant(NO_SCALES, "fp16", **_FP16, **_ROWS)),
 ]
 _LIST: dict[str, Any] = {"grouping": "list", "n": 0, "k": 0}
 LISTS = [
     (Config(False, 2, 1, 256, 3, band=16), variant(NO_SCALES, **_BF16, **_LIST)),
+    (
+        Config(False, 2, 1, 256, 4, right_share=2, band=16, out_buffers=2, out_parts=4),
+        variant(NO_SCALES, **_BF16, **_LIST),
+    ),
     (Config(False, 2, 1, 256, 3, right_share=2), variant(NO_SCALES, c=True, **_BF16, **_TURNED, **_LIST)),
     (Config(False, 2, 1, 192, 4), variant(NO_SCALES, "fp16", b_turned=True, **_FP16, **_LIST)),
     (Config(False, 2, 1, 128, 5), variant(NO_SCALES, "fp32", a_turned=True, **_FP16, **_LIST)),
