@@ -415,7 +415,8 @@ def test_nothing_is_chosen_in_a_capture(pair: Any) -> None:
     captures = [False]
     backend = opened(pair, by=caller(capturing=lambda: captures[0]))
     twos(backend)
-    a, b, c, out = torch.randn(2, 32), torch.randn(32, 3), torch.randn(2, 3), torch.empty(2, 3)
+    a, b, out = (at_address(x, 256) for x in (torch.randn(2, 32), torch.randn(32, 3), torch.empty(2, 3)))
+    c = at_address(torch.randn(2, 3), 64)  # so that adding it is a choice of its own
     for captures[0], rest in itertools.product((True, False, True), ((None, 1.0, 0.0), (c, 2.0, 0.5))):
         torch.testing.assert_close(product(backend, out, a, b, *rest), exact(a, b, *rest).float())
     assert [line.split()[:2] for line in products(pair.blas.log())] == [["gemm_single", "h1"]] * 2
