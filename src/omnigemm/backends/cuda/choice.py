@@ -83,7 +83,7 @@ def _best(variant: Variant, m: int, gpu: Gpu) -> tuple[Choice, ...]:
 
 def modelled(variant: Variant, m: int, gpu: Gpu) -> list[Choice]:
     """Every config that is worth a thought, with the model's time for it, best first."""
-    found = {config: seconds(config, variant, m, gpu) for config in _legal(variant, m)}
+    found = {config: seconds(config, variant, m, gpu) for config in _legal(variant, m, gpu)}
     return [Choice(one, found[one]) for one in sorted(found, key=lambda one: found[one])]
 
 
@@ -98,12 +98,12 @@ def deepest(config: Config, variant: Variant) -> Config:
     fixed = variant.shared_bytes(dataclasses.replace(config, stages=0))
     each = variant.shared_bytes(dataclasses.replace(config, stages=1)) - fixed
     blocks = _whole(variant.k_blocks, config.split)
-    useful = _whole(blocks, config.depth) * config.depth + variant.straight if config.swap else 16
+    useful = _whole(blocks, config.depth) * config.depth + variant.straight if not config.persistent else 16
     return dataclasses.replace(config, stages=min((room - fixed) // each, useful, 16))
 
 
-def _legal(variant: Variant, m: int) -> Iterator[Config]:
-    for config in (*_swapped(variant, m), *_by_rows(variant, m)):
+def _legal(variant: Variant, m: int, gpu: Gpu) -> Iterator[Config]:
+    for config in (*_swapped(variant, m), *_by_rows(variant, m), *_split_rows(variant, m, gpu)):
         whole = deepest(config, variant)
         # Sums of many tokens need more room than the stages of a short K would take.
         for one in (whole, dataclasses.replace(whole, stages=max(whole.stages, 4))):
@@ -168,6 +168,26 @@ def _by_rows(variant: Variant, m: int) -> Iterator[Config]:
         yield Config(False, 2, 2, 128, 0, left_share=2, out_buffers=2)
 
 
+def _split_rows(variant: Variant, m: int, gpu: Gpu) -> Iterator[Config]:
+    """Rows of A as they are and K split: a tile's columns are then as many as make all clusters fit at a time."""
+    if not _EARLY_ROWS < m <= 2 * _TABLE_ROWS:
+        return
+    groups = 1 if m <= 64 else 2
+    for split in range(2, min(8, _whole(variant.k_blocks, 4)) + 1):
+        for blocks_per_sm in (1, 2) if groups == 1 else (1,):
+            fit = _clusters(split, gpu) * blocks_per_sm // _whole(m, 64 * groups)
+            cols = 16 * _whole(variant.n, 16 * fit) if fit else 0
+            for depth in (1, 2, 4):
+                yield Config(False, groups, 1, cols, 0, split=split, depth=depth, blocks_per_sm=blocks_per_sm)
+
+
+def _clusters(blocks: int, gpu: Gpu) -> int:
+    """How many clusters of so many blocks run at a time: a cluster lies in one of the chip's parts."""
+    if blocks <= 2:
+        return gpu.multiprocessors // blocks
+    return min(gpu.multiprocessors // blocks, sum(part // blocks for part in gpu.parts))
+
+
 def seconds(config: Config, variant: Variant, m: int, gpu: Gpu) -> float:
     """The model: a start, whichever takes longest of memory, L2 and the multiprocessor with most to do, and a part of
     the second longest, which is not all hidden.
@@ -205,13 +225,11 @@ def seconds(config: Config, variant: Variant, m: int, gpu: Gpu) -> float:
         unit = max(unit, loaded / _ASKED)
     blocks = tiles * config.split
     together = min(config.blocks_per_sm, _whole(blocks, gpu.multiprocessors))
-    places = gpu.multiprocessors // config.cluster * config.cluster
-    if config.swap and config.cluster > 2:  # a cluster lies in one of the chip's parts
-        places = min(places, sum(part // config.cluster for part in gpu.parts) * config.cluster)
+    places = (gpu.multiprocessors // config.cluster if config.persistent else _clusters(config.cluster, gpu)) * config.cluster
     rounds = float(_whole(blocks, places * config.blocks_per_sm))
     # A ring of few stages waits for each of them.
     each = _whole(k_blocks, config.split) * max(chain, together * unit, _ARRIVAL / config.stages)
-    if config.swap:
+    if not config.persistent:
         # Sums go to the blocks that own them, are turned, and go out.
         each += (_TOKEN_OUT + (_TOKEN_SENT if config.split > 1 else 0.0)) * config.cols
         # Blocks of a later round begin when any of an earlier one is done, and fill the pipeline anew; others on the

@@ -57,9 +57,18 @@ class Config:
         return self.share * self.split
 
     @property
+    def persistent(self) -> bool:
+        """Whether a block has one tile after the other, and not only one."""
+        return not self.swap and self.split == 1
+
+    @property
     def owned(self) -> int:
-        """Groups of 8 tokens whose parts one block of a split adds up, at most."""
+        """Groups of 8 columns whose parts one block of a split adds up, at most."""
         return -(-self.cols // 8 // self.split)
+
+    @property
+    def stage_bytes(self) -> int:
+        return (self.rows + self.cols) * BLOCK_K
 
     @property
     def tile_m(self) -> int:
@@ -81,15 +90,15 @@ class Config:
         if self.split > 1:
             out = self.owned * self.split * self.math_groups * 128 * 16
         scales = (0, self.rows, 0)[left_scale] + (0, self.cols, 2 if 128 % self.cols else 0)[right_scale]
-        stage = (self.rows + self.cols) * BLOCK_K + -(-scales // 4) * 16 + 16
+        stage = self.stage_bytes + -(-scales // 4) * 16 + 16
         return -(-out // 1024) * 1024 + self.stages * stage + 8
 
     def grid(self, m: int, n: int, multiprocessors: int) -> int:
-        """Blocks: one for each tile when operands are swapped; else persistent ones, as many as run at a time."""
+        """Blocks: one for each tile when operands are swapped or K split; else as many as run at a time."""
         across = self.tile_n * (self.right_share if self.swap else self.left_share)
         down = self.tile_m * (self.left_share if self.swap else self.right_share)
         packs = -(-m // down) * -(-n // across)
-        if self.swap:
+        if not self.persistent:
             return packs * self.cluster
         return min(packs, multiprocessors // self.cluster) * self.cluster
 
@@ -112,8 +121,9 @@ class Config:
             return f"swapped with {self.waves} waves, expected 1"
         if self.waves not in (1, 2):
             return f"waves is {self.waves}, expected 1 or 2"
-        if not 8 <= self.cols <= 256 or self.cols % (8 if self.swap else 16):
-            return f"cols is {self.cols}, expected a multiple of {8 if self.swap else 16} up to 256"
+        step = 16 if self.persistent else 8
+        if not 8 <= self.cols <= 256 or self.cols % step:
+            return f"cols is {self.cols}, expected a multiple of {step} up to 256"
         if self.depth not in (1, 2, 4) or (self.depth > 1 and self.waves > 1):
             return f"depth is {self.depth}, expected 1, or 2 or 4 with one wave"
         if self.stages < self.depth:
@@ -124,8 +134,8 @@ class Config:
             )
         if self.rows // self.left_share % 8 or self.cols // self.right_share % 8 or self.cols % self.right_share:
             return f"a share of {self.rows}x{self.cols} is not whole groups of 8 rows"
-        if self.split > 1 and not self.swap:
-            return f"split is {self.split}, expected 1 unless swapped"
+        if self.split > 1 and self.waves != 1:
+            return f"split is {self.split} with {self.waves} waves, expected 1 wave"
         if self.cluster > CLUSTER_LIMIT:
             return f"the cluster has {self.cluster} blocks, expected at most {CLUSTER_LIMIT}"
         if self.stages < 2:
@@ -133,9 +143,9 @@ class Config:
         for name in ("split", "band", "out_buffers", "out_parts"):
             if getattr(self, name) < 1:
                 return f"{name} is {getattr(self, name)}, expected at least 1"
-        if self.out_parts > 1 and (self.swap or self.cols % (self.slab * self.out_parts)):
+        if self.out_parts > 1 and (not self.persistent or self.cols % (self.slab * self.out_parts)):
             return f"out_parts is {self.out_parts}, expected {self.cols} columns in whole parts of {self.slab}"
-        if self.swap and self.owned * 8 * (self.rows + 4) * 4 > self.stages * (self.rows + self.cols) * BLOCK_K:
+        if self.swap and self.owned * 8 * (self.rows + 4) * 4 > self.stages * self.stage_bytes:
             return f"{self.stages} stages hold less than the sums of {self.owned * 8} columns"
         return None
 
@@ -188,7 +198,7 @@ class Variant:
 
     def stores_by_tma(self, config: Config) -> bool:
         # Zero points are finished in doubles, which with what that way out keeps are more registers than there are.
-        return self.out_by_tma and not config.swap and not self.zero_points
+        return self.out_by_tma and config.persistent and not self.zero_points
 
     def shared_bytes(self, config: Config) -> int:
         size = config.shared_bytes(
@@ -241,7 +251,7 @@ def name(config: Config, variant: Variant) -> str:
     if variant.element_bytes == 2:
         kind = "".join("tn"[not turned] for turned in (variant.a_turned, variant.b_turned))
     type_name = variant.a_dtype if variant.straight else "fp8"
-    way = f"swap_split{config.split}" if config.swap else "rows"
+    way = f"swap_split{config.split}" if config.swap else "rows" if config.split == 1 else f"rows_split{config.split}"
     if variant.grouping:
         way = f"{variant.grouping}_{'swap' if config.swap else 'rows'}"
     return f"omnigemm_sm90_{type_name}_{kind}_{way}_{config.tile_m}x{config.tile_n}"

@@ -145,6 +145,8 @@ struct Columns {
 #include "sm90/epilogue_turn.cuh"
 #elif SWAP
 #include "sm90/epilogue_reduce.cuh"
+#elif SPLIT > 1
+#include "sm90/epilogue_split.cuh"
 #elif OUT_BY_TMA
 #include "sm90/epilogue_tma.cuh"
 #else

@@ -1,17 +1,10 @@
 // Swapped operands: a tile's rows are columns of D, and they are turned in shared memory on their way out.
 #pragma once
-#include "sm90/epilogue.cuh"
+#include "sm90/parts.cuh"
 
-template <class T>
-struct alignas(16) Four {
-    T of[4];
-};
-
-struct Turned {
-    static_assert(WAVES == 1, "64 columns of D for each math group");
-    static constexpr int MATH_THREADS = 128 * MATH_GROUPS, QUADS = TILE_ROWS / 4;
+struct Turned : Parts {  // of tokens
+    static constexpr int QUADS = TILE_ROWS / 4;
     static constexpr bool USES_MAP = false;
-    static constexpr int GROUPS = TILE_COLS / 8;  // of tokens
     static constexpr int PITCH = TILE_ROWS + 4;   // a row of D, in floats: no bank is written twice at a time
     static_assert(MATH_THREADS == 8 * QUADS, "a thread for each token of a group and four columns");
 
@@ -35,9 +28,9 @@ struct Turned {
 
     // Four sums of a thread: two tokens, of a group's 8, by two columns of D.
     template <class Sum>
-    static __device__ __forceinline__ void turn(Sum* turned, const Sum (&v)[4], int group, int row_in_tile) {
+    static __device__ __forceinline__ void turn(Sum* turned, const Four<Sum>& v, int group, int row_in_tile) {
         const int token = group * 8 + threadIdx.x % 4 * 2;
 #pragma unroll
-        for (int j = 0; j < 4; ++j) turned[(token + j % 2) * PITCH + row_in_tile + j / 2 * 8] = v[j];
+        for (int j = 0; j < 4; ++j) turned[(token + j % 2) * PITCH + row_in_tile + j / 2 * 8] = v.of[j];
     }
 };
