@@ -54,7 +54,13 @@ FAULTS = {
     "shares are 1 and 3": Config(False, 2, 1, 96, 4, right_share=3),
     "a share of 128x48 is not whole groups": Config(False, 2, 1, 48, 4, right_share=4),
     "a share of 64x8 is not whole groups": Config(True, 1, 1, 8, 8, right_share=2),
-    "split is 2, expected 1 unless swapped": Config(False, 2, 1, 128, 4, split=2),
+    "cols is 20, expected a multiple of 8": Config(False, 2, 1, 20, 4, split=2),
+    "split is 2 with 2 waves, expected 1 wave": Config(False, 2, 2, 128, 4, split=2),
+    "out_parts is 2, expected 1 if operands are swapped": Config(True, 1, 1, 40, 8, out_parts=2),
+    "out_parts is 4, expected 1 if operands are swapped or K is split": Config(
+        False, 2, 1, 40, 4, split=5, out_parts=4
+    ),
+    "out_parts is 4, expected 192 columns in whole parts of 64": Config(False, 2, 1, 192, 4, out_parts=4),
     "the cluster has 16 blocks": Config(True, 1, 1, 32, 8, right_share=4, split=4),
     "the cluster has 9 blocks": Config(True, 1, 1, 8, 8, split=9),
     "stages is 1, expected at least 2": Config(False, 2, 1, 128, 1),

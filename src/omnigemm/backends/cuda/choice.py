@@ -15,6 +15,7 @@ from .sm90 import BLOCK_K, SHARED_BYTES, SHARED_PER_SM, Config, Variant
 RUNNERS_UP = 3  # that explain shows besides the choice
 _EARLY_ROWS = 32
 _TABLE_ROWS = 128  # from 33 to so many rows the table's entries hold for the number that was measured alone
+_CALM = 150_000  # bytes on their way to a multiprocessor: with more, few rows were often slower
 _SWAP_ROWS = 256  # up to which all rows of A can be the columns of one block
 _COLUMNS = (32, 48, 64, 80, 96, 112, 128, 144, 160, 192, 256)
 _MORE_COLUMNS = (176, 208, 224)  # that have the registers for it if there are no products besides the sums
@@ -40,6 +41,7 @@ _ARRIVAL = 3200.0  # from asking for a stage until it is there, when all do
 _EVEN, _NEXT_BLOCK, _NEXT_TILE, _NEXT_TILE_DENSE = 0.405, 1780.0, 14.9, 15.2
 _TOKEN_OUT, _TOKEN_SENT = 13.4, 10.3
 _START_SWAP, _START_SPLIT, _START_LATE, _START_ROWS, _START_DENSE = 1.667e-6, 0.244e-6, 1.037e-6, 1.731e-6, 1.467e-6
+_BETWEEN, _COLUMN_OUT, _START_SPLIT_ROWS, _CROWDED = 13.0, 5.0, 1.9e-6, 0.1
 _OVERLAP, _OF_MEMORY, _OF_L2 = 0.557, 1.02, 0.889
 
 
@@ -104,13 +106,21 @@ def deepest(config: Config, variant: Variant) -> Config:
 
 def _legal(variant: Variant, m: int, gpu: Gpu) -> Iterator[Config]:
     for config in (*_swapped(variant, m), *_by_rows(variant, m), *_split_rows(variant, m, gpu)):
-        whole = deepest(config, variant)
-        # Sums of many tokens need more room than the stages of a short K would take.
-        for one in (whole, dataclasses.replace(whole, stages=max(whole.stages, 4))):
+        for one in _staged(config, variant, m):
             # Two stages hide nothing: one block with more was always better than two with two.
             if variant.fault(one) is None and (one.stages > 2 or one.blocks_per_sm == 1):
                 yield one
-                break
+
+
+def _staged(config: Config, variant: Variant, m: int) -> Iterator[Config]:
+    """With as many stages as are of use; for few rows also with fewer, for too many loads at a time can be slower."""
+    whole = deepest(config, variant)
+    calm = _CALM // (config.blocks_per_sm * config.stage_bytes)
+    if m <= _SWAP_ROWS and 2 * config.depth <= calm < whole.stages:
+        yield dataclasses.replace(whole, stages=calm)
+    # Sums of many tokens need more room than the stages of a short K would take.
+    fits = variant.fault(whole) is None
+    yield whole if fits else dataclasses.replace(whole, stages=max(whole.stages, 4))
 
 
 def token_width(m: int, share: int = 1) -> int:
@@ -162,6 +172,8 @@ def _by_rows(variant: Variant, m: int) -> Iterator[Config]:
             # Of two that the model cannot tell apart the first is taken.
             for share in (1,) if m <= 128 else (1, 2) if m <= 512 else (2, 1):
                 yield Config(False, 2, 1, cols, 0, right_share=share, band=16)
+                if m <= 128 and cols >= 64:
+                    yield Config(False, 2, 1, cols, 0, left_share=2, band=16)
                 if cols == 256 and m > 256:  # results in parts leave room for a fourth stage
                     yield Config(False, 2, 1, cols, 0, right_share=share, band=16, out_buffers=2, out_parts=4)
     if m > 128:
@@ -169,14 +181,17 @@ def _by_rows(variant: Variant, m: int) -> Iterator[Config]:
 
 
 def _split_rows(variant: Variant, m: int, gpu: Gpu) -> Iterator[Config]:
-    """Rows of A as they are and K split: a tile's columns are then as many as make all clusters fit at a time."""
-    if not _EARLY_ROWS < m <= 2 * _TABLE_ROWS:
+    """Operands as they are and K split: a tile has just as many columns as let all clusters run at a time."""
+    if not _EARLY_ROWS < m <= _SWAP_ROWS:
         return
     groups = 1 if m <= 64 else 2
+    step = 16 if variant.int8 else 8
     for split in range(2, min(8, _whole(variant.k_blocks, 4)) + 1):
         for blocks_per_sm in (1, 2) if groups == 1 else (1,):
             fit = _clusters(split, gpu) * blocks_per_sm // _whole(m, 64 * groups)
-            cols = 16 * _whole(variant.n, 16 * fit) if fit else 0
+            if fit == 0:
+                continue
+            cols = step * _whole(variant.n, step * fit)
             for depth in (1, 2, 4):
                 yield Config(False, groups, 1, cols, 0, split=split, depth=depth, blocks_per_sm=blocks_per_sm)
 
@@ -210,7 +225,7 @@ def seconds(config: Config, variant: Variant, m: int, gpu: Gpu) -> float:
     # added.
     products = 64 * config.waves * config.cols * BLOCK_K / 4096
     sums = config.waves * config.cols / 2
-    chain = products + (_CHAIN / config.depth if config.swap else _CHAIN_ROWS * config.waves)
+    chain = products + (_CHAIN_ROWS * config.waves if config.persistent else _CHAIN / config.depth)
     if not variant.straight:
         chain += (_PROMOTION if variant.a_scale == "1x128" else _ADDITION) * sums
     # Meanwhile the multiprocessor multiplies for all of them, fetches operands, writes and reads them.
@@ -225,23 +240,30 @@ def seconds(config: Config, variant: Variant, m: int, gpu: Gpu) -> float:
         unit = max(unit, loaded / _ASKED)
     blocks = tiles * config.split
     together = min(config.blocks_per_sm, _whole(blocks, gpu.multiprocessors))
-    places = (gpu.multiprocessors // config.cluster if config.persistent else _clusters(config.cluster, gpu)) * config.cluster
+    clusters = gpu.multiprocessors // config.cluster if config.persistent else _clusters(config.cluster, gpu)
+    places = clusters * config.cluster
     rounds = float(_whole(blocks, places * config.blocks_per_sm))
     # A ring of few stages waits for each of them.
     each = _whole(k_blocks, config.split) * max(chain, together * unit, _ARRIVAL / config.stages)
     if not config.persistent:
-        # Sums go to the blocks that own them, are turned, and go out.
-        each += (_TOKEN_OUT + (_TOKEN_SENT if config.split > 1 else 0.0)) * config.cols
+        # Sums go to the blocks that own them, and out, of swapped operands after they are turned.
+        if config.swap:
+            each += (_TOKEN_OUT + (_TOKEN_SENT if config.split > 1 else 0.0)) * config.cols
+        else:
+            each += config.rows * config.cols * 4 * (1 - 1 / config.split) / _BETWEEN + _COLUMN_OUT * config.cols
         # Blocks of a later round begin when any of an earlier one is done, and fill the pipeline anew; others on the
         # same multiprocessor go on meanwhile.
         rounds = _EVEN * max(1.0, blocks / (places * config.blocks_per_sm)) + (1.0 - _EVEN) * rounds
         cycles = rounds * each + (rounds - 1.0) * _NEXT_BLOCK / config.blocks_per_sm
-        start = _START_SWAP + _START_SPLIT * (config.split > 1)
+        start = _START_SWAP + _START_SPLIT * (config.split > 1) if config.swap else _START_SPLIT_ROWS
         if config.cluster > 2 and blocks > places:  # they leave no room for the next kernel to begin early
             start += _START_LATE
     else:
         cycles = rounds * (each + (_NEXT_TILE_DENSE if dense else _NEXT_TILE) * sums)
         start = _START_DENSE if dense else _START_ROWS
+    if not dense:
+        waiting = together * min(config.stages, _whole(k_blocks, config.split)) * config.stage_bytes
+        memory *= 1.0 + _CROWDED * max(0.0, waiting / _CALM - 1.0)
     time = cycles / (gpu.dense_clock if dense else gpu.clock)
     _, second, longest = sorted((memory, l2, time))
     return start + longest + _OVERLAP * second

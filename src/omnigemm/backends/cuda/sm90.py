@@ -143,7 +143,9 @@ class Config:
         for name in ("split", "band", "out_buffers", "out_parts"):
             if getattr(self, name) < 1:
                 return f"{name} is {getattr(self, name)}, expected at least 1"
-        if self.out_parts > 1 and (not self.persistent or self.cols % (self.slab * self.out_parts)):
+        if self.out_parts > 1 and not self.persistent:
+            return f"out_parts is {self.out_parts}, expected 1 if operands are swapped or K is split"
+        if self.out_parts > 1 and self.cols % (self.slab * self.out_parts):
             return f"out_parts is {self.out_parts}, expected {self.cols} columns in whole parts of {self.slab}"
         if self.swap and self.owned * 8 * (self.rows + 4) * 4 > self.stages * self.stage_bytes:
             return f"{self.stages} stages hold less than the sums of {self.owned * 8} columns"

@@ -57,9 +57,9 @@ struct Epilogue : Parts {
                 float v[2];
 #pragma unroll
                 for (int j = 0; j < 2; ++j)
-                    v[j] = with_c(finished(sum.of[2 * half + j], rows[half], col_scales[i][j], biases[i][j],
-                                           totals[i][j]),
-                                  arguments, tile, m, n + j);
+                    v[j] =
+                        with_c(finished(sum.of[2 * half + j], rows[half], col_scales[i][j], biases[i][j], totals[i][j]),
+                               arguments, tile, m, n + j);
                 store_two(arguments, tile, m, n, v);
             }
         }

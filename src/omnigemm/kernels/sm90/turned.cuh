@@ -5,7 +5,7 @@
 struct Turned : Parts {  // of tokens
     static constexpr int QUADS = TILE_ROWS / 4;
     static constexpr bool USES_MAP = false;
-    static constexpr int PITCH = TILE_ROWS + 4;   // a row of D, in floats: no bank is written twice at a time
+    static constexpr int PITCH = TILE_ROWS + 4;  // a row of D, in floats: no bank is written twice at a time
     static_assert(MATH_THREADS == 8 * QUADS, "a thread for each token of a group and four columns");
 
     static __device__ __forceinline__ void finish() {}
