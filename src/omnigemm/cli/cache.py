@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from ..backends.cuda.jit import store
+from ..backends.cuda.jit import owned, store
 from ..core.settings import cache_dir
 from . import output
 
@@ -87,7 +87,7 @@ def clear(folder: Path) -> list[str]:
     failed = kernels / store.FAILED
     if failed.is_dir() and not failed.is_symlink():
         shutil.rmtree(failed)
-    store.remove_stale(kernels)
+    owned.remove_stale(kernels)
     return removed
 
 
@@ -102,14 +102,14 @@ def verify(folder: Path, *, repair: bool = False) -> list[Verdict]:
     for name in sorted(names):
         try:
             ok, reason = store.read_entry(kernels, name) is not None, "vanished"
-        except (store.Damaged, store.Refused, OSError) as error:
+        except (owned.Damaged, owned.Refused, OSError) as error:
             ok, reason = False, str(error)
         if ok:
             found.append(Verdict(name, True, "whole"))
             continue
         if repair:
             try:
-                store.remove_entry(kernels, name)
+                owned.remove(kernels, name)
             except OSError as error:
                 raise output.CommandError(f"{kernels / name} cannot be removed: {error.strerror}") from error
         found.append(Verdict(name, False, reason, removed=repair))

@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from ..backends.cuda import CudaBackend, jit
 from ..backends.cuda.gpu import Gpu
-from ..backends.cuda.jit import store
+from ..backends.cuda.jit import owned, store
 from ..core.errors import OmniGemmError, ShapeError
 from ..core.problem import Problem, describe
 from ..core.settings import cache_dir
@@ -225,7 +225,7 @@ def _not_kept(spec: jit.KernelSpec) -> str | None:
         if store.read_entry(store.root(), spec.entry) is not None:
             return None
         reason = "it was not written"
-    except (store.Damaged, store.Refused, OSError) as error:
+    except (owned.Damaged, owned.Refused, OSError) as error:
         reason = str(error)
     return f"kernel {spec.name} compiles, but {store.root() / spec.entry} does not hold it: {reason}"
 
