@@ -23,7 +23,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 cache_app = typer.Typer(
-    help="The folder of compiled kernels.",
+    help="The folder of compiled kernels and measured tables.",
     no_args_is_help=True,
     epilog="""\b
 Examples:
@@ -315,7 +315,7 @@ Example:
   omnigemm cache path""",
 )
 def cache_path(as_json: Json = False) -> None:
-    """Print the folder of compiled kernels."""
+    """Print the folder of compiled kernels and measured tables."""
     from .cache import run_path
 
     raise typer.Exit(run_path(as_json=as_json))
@@ -328,7 +328,7 @@ Example:
   omnigemm cache list --json""",
 )
 def cache_list(as_json: Json = False) -> None:
-    """List the compiled kernels with their architecture, size and age."""
+    """List the compiled kernels with their architecture, size and age, and the measured tables."""
     from .cache import run_list
 
     raise typer.Exit(run_list(as_json=as_json))
@@ -345,7 +345,10 @@ def cache_verify(
     repair: Annotated[bool, typer.Option("--repair", help="Remove the entries that fail.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Check every compiled kernel's digests, owner and permissions. Exits with 1 when one fails."""
+    """Check every compiled kernel's digests, owner and permissions, and every measured table's rows.
+
+    Exits with 1 when one fails.
+    """
     from .cache import run_verify
 
     raise typer.Exit(run_verify(repair=repair, as_json=as_json))
@@ -354,13 +357,16 @@ def cache_verify(
 @cache_app.command(
     "clear",
     epilog="""\b
-Example:
-  omnigemm cache clear --yes""",
+Examples:
+  omnigemm cache clear --yes
+  omnigemm cache clear --tables""",
 )
 def cache_clear(
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False, as_json: Json = False
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    tables: Annotated[bool, typer.Option("--tables", help="Also remove what `omnigemm tune` measured.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Remove the compiled kernels, and nothing else."""
+    """Remove the compiled kernels, and nothing else unless asked to: measured tables stay without --tables."""
     from .cache import run_clear
 
-    raise typer.Exit(run_clear(yes=yes, as_json=as_json))
+    raise typer.Exit(run_clear(yes=yes, with_tables=tables, as_json=as_json))

@@ -41,8 +41,10 @@ def run_tune(
 ) -> int:
     """Measure, keep and print what was fastest; 1 if a problem failed or cannot be tuned."""
     problems = asked("tune", op, shapes, words, file)
-    which = usual_gpu() if dry_run else tuner.here()
+    which = usual_gpu()
     wanted, refused = _checked(problems, which)
+    if not dry_run:
+        tuner.here()  # what cannot be tuned at all is told first
     about: dict[str, Any] = {"gpu": which.name, "path": str(measured.root() / f"{which.table}{measured.SUFFIX}")}
     if dry_run:
         listed = [_candidates(one, which, candidates) for one in wanted]

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import logging
 import os
+import re
 from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib import resources
@@ -26,6 +27,7 @@ from .sm90 import Config, Variant
 _log = logging.getLogger("omnigemm")
 Row = dict[str, Any]
 SUFFIX = ".json"
+NAME = re.compile(r"[a-z0-9-]+")  # as Gpu.table makes them
 _MOST_US = 1e9  # no product takes that long
 ABOUT = (
     "For a weight of N x K, the config that ran fastest. scales: block is fp8 with 1x128 and 128x128, and is used for "
@@ -62,10 +64,12 @@ class NotKept(OmniGemmError):
 
 
 class Own(NamedTuple):
-    """A user's table as it is on the disk: the rows that can be used, and what is wrong with each other one."""
+    """A user's table as it is on the disk: the rows that can be used, what is wrong with each other one, and what it
+    says of itself."""
 
     rows: list[Row]
     faults: list[str]
+    about: str
 
 
 # ------------------------------------------------------------------------------------------------ reading
@@ -140,7 +144,8 @@ def read(folder: Path, name: str) -> Own | None:
         raise owned.Damaged(f"{file} has no list of rows")
     faults = [fault(row) for row in found["rows"]]
     good = [row for row, wrong in zip(found["rows"], faults, strict=True) if wrong is None]
-    return Own(good, [f"row {i}: {wrong}" for i, wrong in enumerate(faults, 1) if wrong is not None])
+    told = [f"row {i}: {wrong}" for i, wrong in enumerate(faults, 1) if wrong is not None]
+    return Own(good, told, str(found.get("about", ABOUT)))
 
 
 def fault(row: Any) -> str | None:
@@ -201,10 +206,10 @@ def check_folder() -> Path:
         raise NotKept(f"measured tables cannot be kept in {root()}: {error}") from error
 
 
-def add(name: str, rows: Iterable[Row], about: str = ABOUT) -> Path:
+def add(name: str, rows: Iterable[Row], about: str | None = None) -> Path:
     """Put rows into the user's table, in the place of those for the same spans. NotKept if that cannot be done.
 
-    A lock keeps the rows of another process that does the same; what cannot be used is left out.
+    A lock keeps the rows of another process that does the same. Old rows that cannot be used are left out.
     """
     folder = check_folder()
     path = folder / f"{name}{SUFFIX}"
@@ -213,21 +218,21 @@ def add(name: str, rows: Iterable[Row], about: str = ABOUT) -> Path:
         with owned.lock(folder, name) as held:
             if not held:
                 _log.warning("the table %s is written without a lock: another process's rows may be lost", path)
-            owned.replace_file(path, to_json(about, merged(_kept(folder, name), rows)).encode())
+            old = _kept(folder, name)
+            owned.replace_file(path, to_json(about or old.about, merged(old.rows, rows)).encode())
     except (OSError, owned.Refused) as error:
         raise NotKept(f"the table {path} cannot be written: {error}") from error
     forget()
     return path
 
 
-def _kept(folder: Path, name: str) -> list[Row]:
-    """The rows that are there, to be written again."""
+def _kept(folder: Path, name: str) -> Own:
+    """What is there, to be written again."""
     try:
-        found = read(folder, name)
+        return read(folder, name) or Own([], [], ABOUT)
     except owned.Damaged as error:
         _log.warning("the table %s is damaged (%s) and is written anew", folder / f"{name}{SUFFIX}", error)
-        return []
-    return [] if found is None else found.rows
+        return Own([], [], ABOUT)
 
 
 def merged(old: Iterable[Row], new: Iterable[Row]) -> list[Row]:

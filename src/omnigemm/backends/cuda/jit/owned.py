@@ -68,12 +68,15 @@ def read_file(name: str, inside: int) -> bytes:
         if error.errno == errno.ELOOP:
             raise Refused(f"{name} is a symbolic link") from error
         raise Damaged(f"{name}: {error.strerror}") from error
-    with open(fd, "rb") as file:
+    try:
         found = os.fstat(fd)
         _check(name, found)
         if not stat.S_ISREG(found.st_mode):
             raise Damaged(f"{name} is not a file")
-        return file.read()
+        with open(fd, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(fd)
 
 
 def parse_json(name: str, data: bytes) -> dict[str, Any]:
