@@ -225,6 +225,15 @@ def test_bad_rows_are_told_and_the_others_used(file: Path, told: str, caplog: py
     assert [one["m"] for one in json.loads(file.read_text())["rows"]] == [16, 4096]
 
 
+def test_a_config_that_its_limits_stumble_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stumble(*_: object) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    assert measured.fault(row()) is None
+    monkeypatch.setattr(Config, "fault", stumble)
+    assert "cannot be judged: ZeroDivisionError" in str(measured.fault(row()))
+
+
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
