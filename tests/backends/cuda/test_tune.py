@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+import omnigemm
 from omnigemm.backends.cuda import CudaBackend, choice, dense, measured, tune
 from omnigemm.backends.cuda.gpu import KNOWN
 from omnigemm.backends.cuda.sm90 import Config
@@ -209,6 +210,67 @@ def test_the_models_choice_and_blas_are_never_left_out(monkeypatch: pytest.Monke
     took = made.bench("16", 4096, monkeypatch).times([SLOW, FAST, THIRD], 1.2, [SLOW])
     assert made.final == [(SLOW, False), (FAST, False), (THIRD, False), (tune.BLAS, False)]
     assert took[tune.BLAS, False] == 0.25
+
+
+class OnCpu:
+    """In the place of a kernel's launch: the same product by the CPU backend, or a wrong one."""
+
+    factor = 1.0
+
+    def __init__(self, problem: Problem, *_: object) -> None:
+        self.problem = problem
+
+    def bind(self, *_: object) -> Callable[..., None]:
+        return self.run
+
+    def run(self, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *others: Any) -> None:
+        if self.problem.op == "gemm":
+            assert others == (None, 1.0, 0.0)
+            found = omnigemm.gemm(a, b)
+        else:
+            a_scale, b_scale, bias = others
+            assert bias is None
+            op = omnigemm.int8_gemm if self.problem.op == "int8_gemm" else omnigemm.fp8_gemm
+            found = op(a, b, a_scale, b_scale)
+        out.copy_(found.float() * self.factor)
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "_DEVICE", "cpu")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr("omnigemm.backends.cuda.gpu.of", lambda _: H200)
+    monkeypatch.setattr(graph, "copies_needed", lambda _: 2)
+    monkeypatch.setattr(dense, "Launch", OnCpu)
+    monkeypatch.setattr("omnigemm.backends.cuda.gemm.Gemm", OnCpu)
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize(("n", "k"), [(136, 272), (100, 77)])
+@pytest.mark.parametrize("kind", measured.KINDS)
+def test_results_are_compared_with_torchs(kind: str, n: int, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = torch.get_rng_state()
+    bench = tune.Bench(tune.problem_of(kind, 5, n, k))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert len({one.data_ptr() for one in bench.weights}) == 2
+    assert all(dense.pitch(one) is not None for one in bench.weights)
+    bench.check([SLOW, FAST])
+    for factor in (1.02, float("nan")):
+        monkeypatch.setattr(OnCpu, "factor", factor)
+        with pytest.raises(tune.WrongResult, match="with an error of"):
+            bench.check([SLOW])
+    if kind.endswith("16"):  # the library's own product gives the same
+        bench.call(tune.BLAS)(bench.weights[0])
+        assert torch.allclose(bench._out.double(), bench.expected(), rtol=0.02, atol=0.1)
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_a_result_that_was_not_written_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = tune.Bench(tune.problem_of("block", 5, 64, 256))
+    bench.check([SLOW])
+    monkeypatch.setattr(OnCpu, "run", lambda *_: None)
+    with pytest.raises(tune.WrongResult, match="error of nan"):
+        bench.check([SLOW])
 
 
 @pytest.fixture

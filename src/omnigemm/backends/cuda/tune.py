@@ -34,6 +34,7 @@ METHOD = (
 )
 ABOUT = f"{measured.ABOUT} Method: {METHOD}."
 _DTYPES = {"e4m3": torch.float8_e4m3fn, "int8": torch.int8, "bf16": torch.bfloat16}
+_DEVICE = "cuda"
 _TOLERANCE = 0.01  # of the norm: five times what rounding to bf16 makes
 
 Contender = tuple[Config | str, bool]  # a config or BLAS, and whether weights are loaded early
@@ -181,7 +182,7 @@ class Bench:
         self.problem, self._index = problem, torch.cuda.current_device()
         self._gpu = gpu.of(self._index)
         # Of its own, so that whoever tunes gets the same random numbers as without.
-        self._random = torch.Generator("cuda").manual_seed(0)
+        self._random = torch.Generator(_DEVICE).manual_seed(0)
         m, n, k = problem.m, problem.n, problem.k
         self._a = self._filled(m, k)
         sides = (k, n) if self._is_gemm and problem.b_layout == "row" else (n, k)
@@ -189,9 +190,9 @@ class Bench:
         self.weights = [self._filled(*sides) for _ in range(count)]
         blocks = -(-k // 128)
         sizes = ((m, blocks), (-(-n // 128), blocks)) if problem.a_scale == "1x128" else ((m,), (n,))
-        scales = [torch.rand(size, device="cuda", generator=self._random) + 0.5 for size in sizes]
+        scales = [torch.rand(size, device=_DEVICE, generator=self._random) + 0.5 for size in sizes]
         self._scales = [] if self._is_gemm else scales
-        self._out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+        self._out = torch.empty(m, n, device=_DEVICE, dtype=torch.bfloat16)
 
     @property
     def _is_gemm(self) -> bool:
@@ -201,9 +202,9 @@ class Bench:
         """At random, with rows that begin where the copy engine wants them."""
         dtype = _DTYPES[self.problem.a_dtype]
         if dtype == torch.int8:
-            x = torch.randint(-128, 128, (rows, columns), dtype=dtype, device="cuda", generator=self._random)
+            x = torch.randint(-128, 128, (rows, columns), dtype=dtype, device=_DEVICE, generator=self._random)
         else:
-            x = torch.randn(rows, columns, device="cuda", generator=self._random).to(dtype)
+            x = torch.randn(rows, columns, device=_DEVICE, generator=self._random).to(dtype)
         return x if dense.pitch(x) is not None else dense.aligned_copy(x)
 
     def _right(self, weight: Tensor) -> Tensor:
