@@ -112,6 +112,7 @@ def test_dry_run_needs_no_gpu_and_writes_nothing(run, tmp_path):
     found = run(*SMALL, "--m", "1", "--dry-run", "--candidates", "5", "--json").json
     listed = found["problems"][0]["candidates"]
     assert len(listed) == 5
+    assert [one["modelled_us"] for one in listed] == sorted(one["modelled_us"] for one in listed)
     assert all(one["modelled_us"] > 0 and one["kernel"] in result.out for one in listed)
     assert not (tmp_path / "cache").exists()
 

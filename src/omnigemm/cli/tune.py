@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from ..backends.cuda import dense, measured, sm90
 from ..backends.cuda import tune as tuner
-from ..backends.cuda.choice import seconds
+from ..backends.cuda.choice import alike, seconds
 from ..backends.cuda.gpu import Gpu
 from ..core.errors import OmniGemmError
 from ..core.problem import Problem
@@ -111,7 +111,7 @@ def _candidates(problem: Problem, which: Gpu, count: int) -> dict[str, Any]:
         {
             "kernel": _kernel(problem, config),
             "words": config.words,
-            "modelled_us": seconds(config, variant, problem.m, which) * 1e6,
+            "modelled_us": seconds(config, variant, alike(problem.m), which) * 1e6,
             "config": tuner.compact(config),
         }
         for config in tuner.candidates(problem, which, count)
