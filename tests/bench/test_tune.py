@@ -1,4 +1,4 @@
-"""benchmarks/tune.py: which configs become entries of a table, and that a table made so is one that is read."""
+"""benchmarks/tune.py: that the table in the tree is one that it makes, and what it says without a GPU."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from types import ModuleType
 import pytest
 import torch
 
-from omnigemm.backends.cuda import choice
+from omnigemm.backends.cuda import choice, measured
+from omnigemm.backends.cuda import tune as package
 from omnigemm.backends.cuda.gpu import KNOWN
 from omnigemm.backends.cuda.sm90 import Config
+from omnigemm.backends.cuda.tune import FEW
+from omnigemm.core.problem import Problem
 
 FILE = Path(__file__).resolve().parents[2] / "benchmarks" / "tune.py"
-SLOW, FAST = Config(True, 1, 1, 8, 8), Config(True, 1, 1, 8, 6, split=2, depth=4)
 
 
 @pytest.fixture(scope="module")
@@ -30,36 +32,6 @@ def tune() -> ModuleType:
     return module
 
 
-def test_few_rows_have_an_entry_for_constant_weights(tune: ModuleType) -> None:
-    took = {(SLOW, False): 5.0, (FAST, False): 4.0, (SLOW, True): 3.0, (FAST, True): 3.5}
-    plain, constant = tune.entries(1, 576, 7168, "block", took)
-    assert (plain["us"], plain["config"], plain["constant_weights"]) == (4.0, tune.compact(FAST), False)
-    assert "early" not in plain
-    assert (constant["us"], constant["config"], constant["early"]) == (3.0, tune.compact(SLOW), True)
-    assert (plain["m_from"], plain["m_to"], plain["m"]) == (1, 8, 1)
-
-
-def test_constant_weights_are_not_loaded_early_where_that_is_slower(tune: ModuleType) -> None:
-    took = {(SLOW, False): 5.0, (FAST, False): 4.0, (FAST, True): 4.5}
-    plain, constant = tune.entries(128, 576, 7168, "whole", took)
-    assert plain["config"] == constant["config"] == tune.compact(FAST)
-    assert plain["us"] == constant["us"] == 4.0
-    assert constant["constant_weights"]
-    assert "early" not in constant
-
-
-def test_many_rows_have_one_entry_for_both(tune: ModuleType) -> None:
-    (row,) = tune.entries(4096, 576, 7168, "block", {(SLOW, False): 5.0, (FAST, False): 4.0})
-    assert "constant_weights" not in row
-    assert (row["m_from"], row["m_to"]) == (2049, 1 << 30)
-
-
-def test_configs_are_written_without_their_defaults(tune: ModuleType) -> None:
-    assert tune.compact(SLOW) == {"swap": True, "math_groups": 1, "waves": 1, "cols": 8, "stages": 8}
-    for config in (SLOW, FAST):
-        assert Config(**json.loads(json.dumps(tune.compact(config)))) == config
-
-
 def test_the_table_in_the_tree_is_of_this_make(tune: ModuleType) -> None:
     rows = [row for rows in choice.table(KNOWN["h200"]).values() for row in rows]
     assert {(row["n"], row["k"]) for row in rows} == {
@@ -68,8 +40,37 @@ def test_the_table_in_the_tree_is_of_this_make(tune: ModuleType) -> None:
     }
     assert {row["m"] for row in rows} <= {*tune.SPANS, 8192}
     for row in rows:
-        assert (row["m_from"], row["m_to"]) == tune.SPANS.get(row["m"], (4097, 1 << 30))
-        assert ("constant_weights" in row) == (row["m"] <= tune.FEW)
+        assert (row["m_from"], row["m_to"]) == tune.SPANS.get(row["m"], tune.LAST)
+        assert ("constant_weights" in row) == (row["m"] <= FEW)
+
+
+def test_the_driver_writes_a_table_and_all_times(
+    tune: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow, fast = Config(True, 1, 1, 8, 8), Config(True, 1, 1, 8, 6)
+
+    def made_up(problem: Problem, count: int, within: float) -> package.Times:
+        assert (count, within) == (7, 1.2)
+        return package.Times(problem, "block", (slow, fast), {(slow, False): 5.0, (fast, False): 4.0})
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("omnigemm.backends.cuda.gpu.of", lambda _: KNOWN["h200"])
+    monkeypatch.setattr(package, "measure", made_up)
+    where = {"out": tmp_path, "weight": ["64x256"], "kind": ["block"], "candidates": 7, "random_shapes": 0}
+    tune.main(**where, rows=[1, 4096])
+    table = json.loads((tmp_path / "nvidia-h200.json").read_text())
+    spans = [(row["m"], row["m_from"], row["m_to"]) for row in table["rows"]]
+    assert spans == [(1, 1, 8), (1, 1, 8), (4096, 2049, 1 << 30)]
+    assert [measured.fault(row) for row in table["rows"]] == [None] * 3
+    assert "Method: " in table["about"]
+    times = json.loads((tmp_path / "nvidia-h200-times.json").read_text())
+    assert [one["us"] for one in times] == [5.0, 4.0] * 2
+    told = capsys.readouterr().out
+    assert "block 1x64x256: 4.0, 4.0; 1.25; " in told
+    assert "4 times; the model's choice took 1.250x the best's in the mean, 1.25x at worst" in told
+    tune.main(**where, rows=[64], keep=tmp_path / "nvidia-h200.json")
+    kept = json.loads((tmp_path / "nvidia-h200.json").read_text())["rows"]
+    assert [row["m"] for row in kept] == [1, 1, 64, 64, 4096]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

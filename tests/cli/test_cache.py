@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
 import time
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from omnigemm.backends.cuda import measured
 from omnigemm.backends.cuda.jit import KernelSpec, nvrtc, store
 from omnigemm.cli.cache import check_safe, clear, entries
 from omnigemm.cli.output import CommandError
@@ -162,3 +164,80 @@ def test_dangerous_folders_are_refused(run, monkeypatch, tmp_path, where):
 def test_usual_folder_is_allowed(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     check_safe(tmp_path / ".cache" / "omnigemm")
+
+
+# ------------------------------------------------------------------------------------------------ measured tables
+
+CONFIG = {"swap": True, "math_groups": 1, "waves": 1, "cols": 8, "stages": 5}
+ROW = {"n": 64, "k": 256, "scales": "block", "m_from": 1, "m_to": 8, "m": 1, "us": 4.0, "config": CONFIG}
+
+
+@pytest.fixture
+def tables(folder: Path) -> Path:
+    """Of one GPU, with two weights."""
+    rows = [ROW, ROW | {"m_from": 9, "m_to": 16, "m": 9}, ROW | {"n": 128}]
+    return measured.add("nvidia-h200", rows).parent
+
+
+def test_list_has_tables(run, tables):
+    (found,) = run("cache", "list", "--json").json["tables"]
+    assert (found["name"], found["rows"], found["weights"]) == ("nvidia-h200", 3, 2)
+    assert found["bytes"] == (tables / "nvidia-h200.json").stat().st_size
+    assert "Measured table nvidia-h200: 3 rows for 2 weights, 0 s old" in run("cache", "list").out
+    (tables / "nvidia-h200.json").write_text("half")
+    assert "Measured table nvidia-h200: it cannot be used" in run("cache", "list").out
+
+
+def test_list_of_tables_alone(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("OMNIGEMM_CACHE_DIR", str(tmp_path / "cache"))
+    measured.add("nvidia-h200", [ROW])
+    shown = run("cache", "list").out
+    assert "0 kernels" in shown
+    assert "empty" not in shown
+    assert "1 rows for 1 weights" in shown
+
+
+def test_clear_keeps_tables_unless_told(run, tables, folder, monkeypatch):
+    result = run("cache", "clear", "--yes")
+    assert result.code == 0
+    assert "2 kernels removed" in result.out
+    assert "1 measured tables stay; --tables removes them too" in result.out
+    file = tables / "nvidia-h200.json"
+    assert file.is_file()
+    monkeypatch.setattr(sys, "stdin", io.StringIO("n\n"))
+    asked = run("cache", "clear", "--tables")
+    assert asked.code == 1
+    assert "0 compiled kernels and 1 measured tables" in asked.err
+    assert file.is_file()
+    (tables / "My notes.json").write_text("{}")
+    assert run("cache", "clear", "--yes", "--tables", "--json").json["removed_tables"] == ["nvidia-h200"]
+    assert sorted(one.name for one in tables.iterdir()) == [".locks", "My notes.json"]
+
+
+def test_clear_leaves_a_link_to_a_table(run, tables, tmp_path):
+    (tables / "nvidia-h200.json").rename(tmp_path / "outside" / "table.json")
+    (tables / "nvidia-h200.json").symlink_to(tmp_path / "outside" / "table.json")
+    assert run("cache", "clear", "--yes", "--tables", "--json").json["removed_tables"] == []
+    assert (tmp_path / "outside" / "table.json").is_file()
+
+
+def test_verify_and_repair_of_tables(run, tables, tmp_path):
+    assert "1 of 1 measured tables are whole." in run("cache", "verify").out
+    good, damaged, strange = (tables / f"nvidia-{name}.json" for name in ("h200", "h100", "h20"))
+    good.write_text(json.dumps({"about": "mine", "rows": [ROW, ROW | {"us": -1}]}))
+    damaged.write_text("half")
+    strange.symlink_to(tmp_path / "outside" / "precious")
+    result = run("cache", "verify")
+    assert result.code == 1
+    assert "nvidia-h200: row 2: us is -1, expected a number above 0" in result.out
+    assert "nvidia-h100: nvidia-h100.json is not JSON" in result.out
+    assert "nvidia-h20: nvidia-h20.json is a symbolic link" in result.out
+    assert "0 of 3 measured tables are whole" in result.out
+    assert "`omnigemm tune` measures it again" in result.out
+    repaired = run("cache", "verify", "--repair", "--json")
+    assert repaired.code == 1
+    assert [(one["ok"], one["removed"]) for one in repaired.json["tables"]] == [(False, True)] * 3
+    assert json.loads(good.read_text()) == {"about": "mine", "rows": [ROW]}
+    assert sorted(one.name for one in tables.iterdir()) == [".locks", "nvidia-h200.json"]
+    assert (tmp_path / "outside" / "precious").read_text() == "keep me"
+    assert run("cache", "verify", "--json").json["ok"] is True

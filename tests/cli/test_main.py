@@ -17,6 +17,7 @@ COMMANDS = [
     ["bench"],
     ["demo"],
     ["warm"],
+    ["tune"],
     ["cache"],
     ["cache", "path"],
     ["cache", "list"],

@@ -10,7 +10,7 @@ from omnigemm.backends.cuda import CudaBackend, dense, jit
 from omnigemm.backends.cuda.gpu import KNOWN
 from omnigemm.backends.cuda.jit import cache, compiler, nvrtc, store
 from omnigemm.cli import target
-from omnigemm.cli.warm import RANGE_LIMIT, parse_shape, read_problems
+from omnigemm.cli.problems import RANGE_LIMIT, parse_shape, read_problems
 from omnigemm.core.dispatch import Support
 from omnigemm.core.errors import ShapeError
 from omnigemm.core.problem import describe
@@ -123,7 +123,7 @@ def test_file(run, tmp_path):
 
 def test_file_words(tmp_path):
     (tmp_path / "f").write_text("fp8_gemm 3 16 32 dtype=e5m2 weight_dtype=e4m3 granularity=1x128 bias=no\ngemm 1 2 3")
-    assert read_problems(tmp_path / "f") == [
+    assert read_problems("warm", tmp_path / "f") == [
         describe("fp8_gemm", m=3, n=16, k=32, dtype="e5m2", weight_dtype="e4m3", granularity="1x128"),
         describe("gemm", m=1, n=2, k=3),
     ]
@@ -267,4 +267,4 @@ def test_without_nvrtc(run, monkeypatch):
 def test_docs_show_a_file_that_is_read(tmp_path):
     text = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
     (tmp_path / "f").write_text(text.split("```text\n")[1].split("```")[0])
-    assert len(read_problems(tmp_path / "f")) > 1
+    assert len(read_problems("warm", tmp_path / "f")) > 1

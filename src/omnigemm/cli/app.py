@@ -23,7 +23,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 cache_app = typer.Typer(
-    help="The folder of compiled kernels.",
+    help="The folder of compiled kernels and measured tables.",
     no_args_is_help=True,
     epilog="""\b
 Examples:
@@ -33,6 +33,9 @@ Examples:
 app.add_typer(cache_app, name="cache")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+BLayout = Annotated[
+    str | None, typer.Option(help="How B of gemm lies: row for [K, N], which is usual; col for a weight [N, K].")
+]
 
 
 def run(args: Sequence[str] | None = None) -> None:
@@ -120,6 +123,7 @@ def explain(
     asymmetric: Annotated[bool, typer.Option("--asymmetric", help="With zero points.")] = False,
     act_order: Annotated[bool, typer.Option("--act-order", help="int4 weights with reordered columns.")] = False,
     bias: Annotated[bool, typer.Option("--bias", help="A bias is added.")] = False,
+    b_layout: BLayout = None,
     batch: Annotated[int, typer.Option(help="Matrices in the batch.")] = 1,
     groups: Annotated[int | None, typer.Option(help="Groups of a grouped operation.")] = None,
     device: Annotated[str | None, typer.Option(help="Where the tensors are. Default: cpu.")] = None,
@@ -142,6 +146,7 @@ def explain(
         "a_zero": asymmetric and eight_bit,
         "act_order": act_order,
         "bias": bias,
+        "b_layout": b_layout,
         "batch": batch,
     }
     raise typer.Exit(run_explain(op, m, n, k, words, device=device, backend=backend, gpu=gpu, as_json=as_json))
@@ -232,6 +237,7 @@ def warm(
         str | None, typer.Option(help="Scales of 8-bit operands: tensor, token, 1x128, 128x128.")
     ] = None,
     bias: Annotated[bool, typer.Option("--bias", help="A bias is added.")] = False,
+    b_layout: BLayout = None,
     file: Annotated[
         Path | None, typer.Option(help="A problem in each line, such as: fp8_gemm 16 4096 7168 granularity=token")
     ] = None,
@@ -253,8 +259,53 @@ def warm(
         "out_dtype": out_dtype,
         "granularity": granularity,
         "bias": bias,
+        "b_layout": b_layout,
     }
     raise typer.Exit(run_warm(op, shape or [], words, file=file, gpu=gpu, jobs=jobs, as_json=as_json))
+
+
+@app.command(
+    epilog="""\b
+Examples:
+  omnigemm tune fp8_gemm --n 4096 --k 7168 --m 1 --m 64
+  omnigemm tune fp8_gemm --shape 1-64x4096x7168 --granularity token
+  omnigemm tune gemm --n 5120 --k 13824 --m 4096 --b-layout col
+  omnigemm tune --file problems.txt --json
+  omnigemm tune fp8_gemm --n 4096 --k 7168 --m 1 --dry-run"""
+)
+def tune(
+    op: Annotated[str | None, typer.Argument(help="The operation: fp8_gemm, int8_gemm, gemm.")] = None,
+    n: Annotated[int | None, typer.Option(help="Columns of the result.")] = None,
+    k: Annotated[int | None, typer.Option(help="The dimension that is summed over.")] = None,
+    m: Annotated[
+        list[str] | None, typer.Option(help="Rows, or a range of them, such as 1-64; repeat for several.")
+    ] = None,
+    shape: Annotated[
+        list[str] | None, typer.Option(help="MxNxK instead; M may be a range. Repeat for several.")
+    ] = None,
+    granularity: Annotated[
+        str | None, typer.Option(help="Scales of 8-bit operands: tensor, token, 1x128, 128x128.")
+    ] = None,
+    b_layout: BLayout = None,
+    file: Annotated[
+        Path | None, typer.Option(help="A problem in each line, such as: fp8_gemm 16 4096 7168 granularity=token")
+    ] = None,
+    candidates: Annotated[int, typer.Option(min=1, help="Configs that are tried: the model's best.")] = 32,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only list the configs that would be tried. No GPU is needed.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Measure which config of a kernel is fastest on the GPU that is here, and keep it for calls to come.
+
+    Takes some seconds for each product, in which nothing else should use the GPU. Exits with 1 when a product fails or
+    cannot be tuned.
+    """
+    from .tune import run_tune, shapes_of
+
+    words = {"granularity": granularity, "b_layout": b_layout}
+    shapes = [*(shape or []), *shapes_of(n, k, m or [])]
+    raise typer.Exit(run_tune(op, shapes, words, file=file, candidates=candidates, dry_run=dry_run, as_json=as_json))
 
 
 @cache_app.command(
@@ -264,7 +315,7 @@ Example:
   omnigemm cache path""",
 )
 def cache_path(as_json: Json = False) -> None:
-    """Print the folder of compiled kernels."""
+    """Print the folder of compiled kernels and measured tables."""
     from .cache import run_path
 
     raise typer.Exit(run_path(as_json=as_json))
@@ -277,7 +328,7 @@ Example:
   omnigemm cache list --json""",
 )
 def cache_list(as_json: Json = False) -> None:
-    """List the compiled kernels with their architecture, size and age."""
+    """List the compiled kernels with their architecture, size and age, and the measured tables."""
     from .cache import run_list
 
     raise typer.Exit(run_list(as_json=as_json))
@@ -294,7 +345,10 @@ def cache_verify(
     repair: Annotated[bool, typer.Option("--repair", help="Remove the entries that fail.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Check every compiled kernel's digests, owner and permissions. Exits with 1 when one fails."""
+    """Check every compiled kernel's digests, owner and permissions, and every measured table's rows.
+
+    Exits with 1 when one fails.
+    """
     from .cache import run_verify
 
     raise typer.Exit(run_verify(repair=repair, as_json=as_json))
@@ -303,13 +357,16 @@ def cache_verify(
 @cache_app.command(
     "clear",
     epilog="""\b
-Example:
-  omnigemm cache clear --yes""",
+Examples:
+  omnigemm cache clear --yes
+  omnigemm cache clear --tables""",
 )
 def cache_clear(
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False, as_json: Json = False
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    tables: Annotated[bool, typer.Option("--tables", help="Also remove what `omnigemm tune` measured.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """Remove the compiled kernels, and nothing else."""
+    """Remove the compiled kernels, and nothing else unless asked to: measured tables stay without --tables."""
     from .cache import run_clear
 
-    raise typer.Exit(run_clear(yes=yes, as_json=as_json))
+    raise typer.Exit(run_clear(yes=yes, with_tables=tables, as_json=as_json))

@@ -23,7 +23,7 @@ ENVIRONMENT: dict[str, tuple[str, str]] = {
         "memory for prepared copies of weights; 0 prepares them anew in every call",
         "a quarter of this machine's memory",
     ),
-    "OMNIGEMM_CACHE_DIR": ("folder for compiled kernels", "~/.cache/omnigemm"),
+    "OMNIGEMM_CACHE_DIR": ("folder for compiled kernels and measured tables", "~/.cache/omnigemm"),
     "OMNIGEMM_BLAS_LIBRARY": (
         "the cuBLAS-compatible library to use: nvidia or kunlun, with :path if it is elsewhere than usual",
         "on NVIDIA GPUs, the cuBLAS that torch uses",
@@ -138,7 +138,7 @@ class settings(ContextDecorator):
 
 
 def cache_dir() -> Path:
-    """Where compiled kernels are kept. The folder need not exist."""
+    """Where compiled kernels and measured tables are kept. The folder need not exist."""
     chosen = os.environ.get("OMNIGEMM_CACHE_DIR")
     if chosen:
         return Path(chosen).expanduser()

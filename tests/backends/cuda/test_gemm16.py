@@ -92,14 +92,6 @@ def test_rows_of_contiguous_groups_are_counted_once() -> None:
     assert estimate.seconds(many) < 2 * estimate.seconds(one)
 
 
-def test_tables_are_merged_by_what_was_measured() -> None:
-    def row(n: int, m: int, us: float) -> dict[str, Any]:
-        return {"scales": "16", "n": n, "k": 64, "m": m, "us": us}
-
-    old, new = [row(8, 1, 1.0), row(8, 16, 1.0), row(16, 1, 1.0)], [row(8, 16, 2.0), row(24, 1, 2.0)]
-    assert TUNE["merged"](old, new) == [row(8, 1, 1.0), row(8, 16, 2.0), row(16, 1, 1.0), row(24, 1, 2.0)]
-
-
 def test_random_shapes_are_the_same_every_time() -> None:
     first, second = (list(TUNE["shapes_at_random"](("block", "16"), 20)) for _ in range(2))
     assert first == second

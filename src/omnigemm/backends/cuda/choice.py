@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator
-from functools import cache, lru_cache
-from importlib import resources
-from typing import Any
+from functools import lru_cache
 
 from .gpu import Gpu
+from .measured import table
 from .sm90 import BLOCK_K, SHARED_BYTES, SHARED_PER_SM, Config, Variant
 
 RUNNERS_UP = 3  # that explain shows besides the choice
@@ -49,10 +47,11 @@ _OVERLAP, _OF_MEMORY, _OF_L2 = 0.557, 1.02, 0.889
 class Choice:
     config: Config
     seconds: float
-    measured: bool = False  # in the GPU's table, or else by the model
+    measured: bool = False  # in one of the GPU's tables, or else by the model
     early: bool = False  # load the first weights while the kernel before still runs: only if they are constant
     against_blas: float | None = None  # the time in parts of what cuBLAS took in the same run
-    rows: int | None = None  # that were measured
+    rows: int | None = None  # that were measured, or M where these are its like
+    here: bool = False  # measured by `tune`, in the user's own table
 
 
 def choices(variant: Variant, m: int, gpu: Gpu, constant_weights: bool = False) -> tuple[Choice, ...]:
@@ -287,21 +286,8 @@ def _measured(variant: Variant, m: int, gpu: Gpu, constant_weights: bool) -> Cho
                 measured=True,
                 early=row.get("early", False),
                 against_blas=None if blas is None else row["us"] / blas,
-                rows=row.get("m"),
+                # Within one step of `alike` tiles are equally wide, and the row holds for all of its span.
+                rows=m if alike(row["m_from"]) == alike(row["m_to"]) else row.get("m"),
+                here=row.get("here", False),
             )
     return None
-
-
-@cache
-def table(gpu: Gpu) -> dict[tuple[int, int, str], list[dict[str, Any]]]:
-    """tables/<gpu>.json by weight and kind of scales: configs with the numbers of rows that they are for.
-
-    A row that does not say whether weights were constant holds for both.
-    """
-    file = resources.files(__package__) / "tables" / f"{gpu.table}.json"
-    if not file.is_file():
-        return {}
-    found: dict[tuple[int, int, str], list[dict[str, Any]]] = {}
-    for row in json.loads(file.read_text())["rows"]:
-        found.setdefault((row["n"], row["k"], row["scales"]), []).append(row)
-    return found

@@ -339,7 +339,7 @@ class Sm90Dense:
         words = self.choice.config.words
         if self.choice.early:
             words.append("weights are read before the work before is done")
-        how = "measured" if self.choice.measured else "modelled"
+        how = "measured here" if self.choice.here else "measured" if self.choice.measured else "modelled"
         words.append(f"{self.choice.seconds * 1e6:.1f} us {how}")
         if _copied(problem):
             words.append("operands are copied first: their rows do not begin at multiples of 16 bytes")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from ....core.errors import CompileError
-from . import store
+from . import owned, store
 from .compiler import Compiled, compile_cubin
 from .spec import KernelSpec
 
@@ -56,7 +56,7 @@ def _from_disk_or_compiler(spec: KernelSpec) -> Compiled:
         return found
     if not usable:
         return compile_cubin(spec)
-    with store.lock(spec.key):
+    with owned.lock(store.root(), spec.key):
         found, usable = _look(spec, remove=True)
         if found is not None:
             return found
@@ -74,15 +74,15 @@ def _look(spec: KernelSpec, *, remove: bool = False) -> tuple[Compiled | None, b
             return None, True
         about = store.about_entry(files)
         if about["key"] != spec.key:
-            raise store.Damaged("spec.json has another key")
+            raise owned.Damaged("spec.json has another key")
         log, seconds = files["log.txt"].decode(errors="replace"), float(about.get("seconds", 0.0))
         return Compiled(spec, files["kernel.cubin"], log, seconds, from_disk=True), True
-    except store.Damaged as error:
+    except owned.Damaged as error:
         if remove:
             _log.warning("cache entry %s is damaged (%s) and is built again", store.root() / spec.entry, error)
             _remove(spec.entry)
         return None, True
-    except store.Refused as error:
+    except owned.Refused as error:
         _warn_once(f"cache entry {store.root() / spec.entry} is not used: {error}; the kernel is compiled in memory")
     except OSError as error:
         _warn_once(f"cache folder {store.root()} cannot be read: {error}; kernels are compiled in memory")
@@ -91,7 +91,7 @@ def _look(spec: KernelSpec, *, remove: bool = False) -> tuple[Compiled | None, b
 
 def _remove(entry: str) -> None:
     try:
-        store.remove_entry(store.root(), entry)
+        owned.remove(store.root(), entry)
     except OSError as error:
         _warn_once(f"damaged cache entry {store.root() / entry} cannot be removed: {error}")
 
@@ -99,7 +99,7 @@ def _remove(entry: str) -> None:
 def _publish(made: Compiled) -> None:
     try:
         store.publish(made.spec, made.cubin, made.log, made.seconds)
-    except (OSError, store.Refused) as error:
+    except (OSError, owned.Refused) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         _warn_once(f"compiled kernels cannot be kept in {store.root()}: {reason}; they stay in this process's memory")
 
