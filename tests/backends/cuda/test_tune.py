@@ -192,7 +192,8 @@ THIRD = Config(True, 1, 1, 8, 7)
 def test_only_who_is_near_goes_to_the_second_round(monkeypatch: pytest.MonkeyPatch) -> None:
     rest = {(one, True): 1.5 for one in (SLOW, FAST, THIRD)}
     made = MadeUp({(SLOW, False): 5.0, (FAST, False): 2.0, (THIRD, False): 2.25} | rest)
-    took = made.bench("block", 1, monkeypatch).times([SLOW, FAST, THIRD], 1.2)
+    bench = made.bench("block", 1, monkeypatch)
+    took = bench.finals(bench.sifted([SLOW, FAST, THIRD]), 1.2)
     assert made.sifted == [(SLOW, False), (FAST, False), (THIRD, False)]
     assert set(made.final) == {(FAST, False), (THIRD, False), (FAST, True), (THIRD, True)}
     assert took == {
@@ -207,9 +208,39 @@ def test_only_who_is_near_goes_to_the_second_round(monkeypatch: pytest.MonkeyPat
 def test_the_models_choice_and_blas_are_never_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """How much is gained is told from times of one round. A BLAS that is far ahead leaves the field as it is."""
     made = MadeUp({(SLOW, False): 5.0, (FAST, False): 2.0, (THIRD, False): 2.25, (tune.BLAS, False): 0.5})
-    took = made.bench("16", 4096, monkeypatch).times([SLOW, FAST, THIRD], 1.2, [SLOW])
+    bench = made.bench("16", 4096, monkeypatch)
+    took = bench.finals(bench.sifted([SLOW, FAST, THIRD]), 1.2, [SLOW])
     assert made.final == [(SLOW, False), (FAST, False), (THIRD, False), (tune.BLAS, False)]
     assert took[tune.BLAS, False] == 0.25
+
+
+def test_fewer_stages_are_tried_for_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the nearest candidates, each once; and they can win."""
+    monkeypatch.setattr(tune, "here", lambda: H200)
+    monkeypatch.setattr(tune.jit, "warm", lambda specs: [])
+    checked: list[Config] = []
+
+    class Made:
+        def __init__(self, problem: Problem) -> None: ...
+
+        def check(self, configs: list[Config]) -> None:
+            checked.extend(configs)
+
+        def sifted(self, configs: list[Config]) -> dict[tune.Contender, float]:
+            return {(one, False): 1.0 + one.stages for one in configs}
+
+        def finals(self, sifted: dict[tune.Contender, float], *_: object) -> dict[tune.Contender, float]:
+            return sifted
+
+    monkeypatch.setattr(tune, "Bench", Made)
+    for m, fewer in ((64, True), (1024, False)):
+        checked.clear()
+        found = tune.measure(describe("fp8_gemm", m=m, n=4096, k=7168), 8)
+        assert len(checked) == len(set(checked))
+        assert set(found.tried) <= set(checked)
+        assert (len(checked) > len(found.tried)) == fewer
+        assert (found.best()[0].stages < min(one.stages for one in found.tried)) == fewer
+        assert all(dense.variant_of(found.problem).fault(one) is None for one in checked)
 
 
 class OnCpu:

@@ -18,19 +18,21 @@ from ...core.errors import DeviceError, OmniGemmError, ShapeError, UnsupportedEr
 from ...core.problem import Problem
 from . import CudaBackend, choice, dense, gemm, gpu, jit, measured
 from .measured import KINDS, Row
-from .sm90 import Config
+from .sm90 import Config, Variant
 
 CANDIDATES = 32
 WITHIN = 1.2  # of the best's time: who is further behind in the first round is not measured again
 FEW = 128  # rows up to which it is worth to know which config is best when weights are stated to be constant
 MANY = 512  # rows from which on the chip is at its power limit, so that short runs say little
 BLAS = "blas"  # torch's own product, in the place of a config
+_STAGED = 5  # candidates that are also tried with these parts of the stages that fit
+_STAGES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
 _SIFT_SECONDS, _SIFT_REPLAYS = 0.006, 3
 _SECONDS, _SECONDS_MANY, _REPLAYS = 0.006, 0.02, 6
 METHOD = (
-    f"{graph.METHOD}; but all candidates with {_SIFT_SECONDS * 1e3:.0f} ms and {_SIFT_REPLAYS} replays each, then "
-    f"those near the best in turns, forth and back, with {_SECONDS * 1e3:.0f} ms, from {MANY} rows on "
-    f"{_SECONDS_MANY * 1e3:.0f}, and {_REPLAYS} replays"
+    f"{graph.METHOD}; but all candidates with {_SIFT_SECONDS * 1e3:.0f} ms and {_SIFT_REPLAYS} replays each, up to "
+    f"{FEW} rows then the best {_STAGED} of them with fewer stages, then those near the best in turns, forth and back, "
+    f"with {_SECONDS * 1e3:.0f} ms, from {MANY} rows on {_SECONDS_MANY * 1e3:.0f}, and {_REPLAYS} replays"
 )
 ABOUT = f"{measured.ABOUT} Method: {METHOD}."
 _DTYPES = {"e4m3": torch.float8_e4m3fn, "int8": torch.int8, "bf16": torch.bfloat16}
@@ -46,7 +48,8 @@ class WrongResult(OmniGemmError):
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-    """What the candidates for one problem took, in microseconds. The first one tried is the model's choice."""
+    """What configs for one problem took, in microseconds: the candidates, of which the first is the model's choice, and
+    some of them with fewer stages."""
 
     problem: Problem
     kind: str
@@ -164,6 +167,15 @@ def _now(problem: Problem, which: gpu.Gpu) -> list[Config]:
     return [choice.choices(variant, problem.m, which, constant)[0].config for constant in (False, True)]
 
 
+def with_fewer_stages(config: Config, variant: Variant) -> Iterator[Config]:
+    """Than fit: for few rows, too many loads at a time can be slower, and the model does not know how many are."""
+    most = choice.deepest(config, variant).stages
+    for stages in sorted({round(most * part) for part in _STAGES}, reverse=True):
+        fewer = dataclasses.replace(config, stages=stages)
+        if stages > 2 and variant.fault(fewer) is None:
+            yield fewer
+
+
 def compact(config: Config | str) -> dict[str, Any]:
     """What differs from the defaults."""
     if isinstance(config, str):
@@ -248,21 +260,27 @@ class Bench:
             if not error < _TOLERANCE:
                 raise WrongResult(f"tune: {config} computes {self.problem} with an error of {error:.3g}; please report")
 
-    def times(self, configs: Sequence[Config], within: float, always: Iterable[Config] = ()) -> dict[Contender, float]:
-        """By config and whether weights were loaded early. In 16 bits, BLAS takes part as a contender."""
-        contenders: list[Config | str] = [*configs, BLAS] if self._is_gemm else list(configs)
-        took: dict[Contender, float] = {
+    def sifted(self, configs: Iterable[Config]) -> dict[Contender, float]:
+        """Short times, of weights that are not loaded early."""
+        return {
             (one, False): graph.microseconds(self.call(one), self.weights, _SIFT_SECONDS, _SIFT_REPLAYS)
-            for one in contenders
+            for one in configs
         }
-        limit, stay = within * min(took[one, False] for one in configs), {BLAS, *always}
-        near = [one for one in contenders if took[one, False] <= limit or one in stay]
+
+    def finals(
+        self, sifted: dict[Contender, float], within: float, always: Iterable[Config] = ()
+    ) -> dict[Contender, float]:
+        """The same, and better ones of those near the best. In 16 bits, BLAS takes part as a contender."""
+        limit, stay = within * min(sifted.values()), set(always)
+        near = [one for (one, _), us in sifted.items() if us <= limit or one in stay]
         final: list[Contender] = [(one, False) for one in near]
+        if self._is_gemm:
+            final.append((BLAS, False))
         if self.problem.m <= FEW:
-            final += [(one, True) for one in near if one != BLAS]
+            final += [(one, True) for one in near]
         seconds = _SECONDS_MANY if self.problem.m >= MANY else _SECONDS
         calls = {one: self.call(*one) for one in final}
-        return took | graph.in_turns(calls, self.weights, seconds, _REPLAYS)
+        return sifted | graph.in_turns(calls, self.weights, seconds, _REPLAYS)
 
 
 def measure(problem: Problem, count: int = CANDIDATES, within: float = WITHIN) -> Times:
@@ -270,12 +288,21 @@ def measure(problem: Problem, count: int = CANDIDATES, within: float = WITHIN) -
     which = here()
     problem = check(problem, which)
     variant, tried = dense.variant_of(problem), candidates(problem, which, count)
-    for one in jit.warm([dense.spec(config, variant) for config in tried]):
-        if one.error is not None:
-            raise one.error
     bench = Bench(problem)
-    bench.check(tried)
-    took = bench.times(tried, within, (tried[0], *_now(problem, which)))
+
+    def sifted(configs: Sequence[Config]) -> dict[Contender, float]:
+        for one in jit.warm([dense.spec(config, variant) for config in configs]):
+            if one.error is not None:
+                raise one.error
+        bench.check(configs)
+        return bench.sifted(configs)
+
+    took = sifted(tried)
+    if problem.m <= FEW:
+        nearest = sorted(tried, key=lambda one: took[one, False])[:_STAGED]
+        more = dict.fromkeys(fewer for one in nearest for fewer in with_fewer_stages(one, variant))
+        took |= sifted([one for one in more if one not in tried])
+    took = bench.finals(took, within, (tried[0], *_now(problem, which)))
     return Times(problem, choice.kind_of(variant), tried, took)
 
 
