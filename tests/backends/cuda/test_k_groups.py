@@ -162,7 +162,8 @@ def machine(small_kernels: dict[str, ctypes.CDLL], monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(k_groups, "Launcher", Launcher)
     monkeypatch.setattr(dense, "load", lambda spec, index, shared: Handle(spec))
     monkeypatch.setattr(k_groups, "raw_stream", lambda index: 0)
-    monkeypatch.setattr(k_groups.torch, "device", lambda *_: "cpu")
+    here = torch.device("cpu")
+    monkeypatch.setattr(k_groups.torch, "device", lambda *_: here)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     monkeypatch.setattr(torch.cuda, "device", lambda index: torch.no_grad())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
@@ -306,6 +307,33 @@ def test_workspace_is_what_the_plan_says(machine: Machine, monkeypatch: pytest.M
     monkeypatch.setattr(k_groups.torch, "empty", empty)
     plan.launch(out, a, b, ends, None, None, None)
     assert 800 * list_kernel.MEMORY_BYTES <= sum(taken) == plan.workspace_bytes
+
+
+@pytest.mark.parametrize("way", ["in place", "odd strides", "odd address"])
+@pytest.mark.parametrize("groups", [1, 600, 601, 1300])
+def test_a_workspace_of_the_planned_size_is_enough_and_serves_again(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, groups: int, way: str
+) -> None:
+    """Also where operands are copied first, because of strides, which binding sees, or addresses, which a call does."""
+    problem = described(m=8, n=5, k=64, groups=groups)
+    here = type("Device", (), {"index": 0})()
+    plan = k_groups.Sm90KGroups(problem, list_choice.Choice(CONFIG, 1.0), H200).plan(problem, here)
+    assert plan.takes_workspace
+    beside = lambda *_: lambda: pytest.fail("memory was allocated beside the workspace")  # noqa: E731
+    monkeypatch.setattr(k_groups, "bytes_on", beside)
+    room = torch.full((plan.workspace_bytes + 256,), 77, dtype=torch.uint8)
+    room = room[-room.data_ptr() % 128 :]
+    workspace, behind = room[: plan.workspace_bytes], room[plan.workspace_bytes :]
+    a = matrix(64, 16)[:, :8]
+    if way != "in place":
+        a = torch.randn(64, 9).bfloat16()[:, :8] if way == "odd strides" else matrix(64, 16)[:, 1:9]
+    b, ends = matrix(64, 5), torch.arange(1, groups + 1, dtype=torch.int32).clamp(max=64)
+    wanted = [a[rows].double().t() @ b[rows].double() for rows in clamped(ends.tolist(), 64)]
+    for _ in range(2):
+        out = torch.full((groups, 8, 5), NAN)
+        plan.launch(out, a, b, ends, None, None, None, workspace=workspace)
+        torch.testing.assert_close(out.double(), torch.stack(wanted))
+    assert bool((behind == 77).all())
 
 
 FP8 = torch.float8_e4m3fn, torch.float8_e5m2

@@ -131,7 +131,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     monkeypatch.setattr(list_launch, "load", lambda spec, index, shared: Handle(spec))
     monkeypatch.setattr(list_launch, "raw_stream", lambda index: 0)
     monkeypatch.setattr(list_setup, "most_lines", lambda: list_setup.LINES[-1])
-    monkeypatch.setattr(list_launch.torch, "device", lambda *_: "cpu")
+    here = torch.device("cpu")
+    monkeypatch.setattr(list_launch.torch, "device", lambda *_: here)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     monkeypatch.setattr(torch.cuda, "device", lambda index: torch.no_grad())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
@@ -332,9 +333,8 @@ def test_a_workspace_of_the_planned_size_is_enough_and_serves_again(
     assert plan.takes_workspace
     room = torch.zeros(plan.workspace_bytes, dtype=torch.uint8)
     start, most = room.data_ptr(), 0
-    monkeypatch.setattr(
-        list_launch.Lists, "_empty", lambda *_: pytest.fail("memory was allocated beside the workspace")
-    )
+    beside = lambda *_: lambda: pytest.fail("memory was allocated beside the workspace")  # noqa: E731
+    monkeypatch.setattr(list_launch, "bytes_on", beside)
     setup = Machine.setup
 
     def look(self: Machine, launcher: Launcher, raw: bytes) -> None:
@@ -366,7 +366,7 @@ def test_lists_that_are_copied_use_the_workspace_too(
     problem = GROUPED_GEMM.describe((a, b, None, *numbers), GROUPED_GEMM.check((a, b, None, *numbers), None, None))
     runner = list_launch.Lists(problem, CONFIG, 0, H200.multiprocessors)
     workspace = torch.zeros(list_kernel.memory_bytes(1), dtype=torch.uint8)
-    monkeypatch.setattr(list_launch.Lists, "_empty", lambda *_: pytest.fail("the workspace was not used"))
+    monkeypatch.setattr(list_launch, "bytes_on", lambda *_: lambda: pytest.fail("the workspace was not used"))
     for launch in (runner, runner.bind(out, odd, b, None, *numbers)):
         out[0].fill_(float("nan"))
         launch(out, odd, b, None, *numbers, workspace=workspace)

@@ -20,8 +20,9 @@ from torch import Tensor
 from ...core import plan as core_plan
 from ...core.dtypes import name_of
 from ...core.errors import DeviceError
+from ...core.fresh import bytes_on
 from ...core.problem import Problem, layout_of
-from . import dense, gemm, list_choice, list_kernel, list_setup, sm90
+from . import arguments, dense, gemm, list_choice, list_kernel, list_setup, sm90
 from .jit import KernelSpec
 from .jit.loader import Loaded, is_loaded, load
 from .launch import Launcher, raw_stream
@@ -29,8 +30,6 @@ from .list_kernel import Turned
 from .list_setup import Numbers, Setup, Values, factors
 
 _BOUND_LIMIT = 64  # ways in which tensors lie that a plan remembers
-# What torch.compile's own code allocates with, on the current device: three microseconds less than torch.empty.
-_empty_strided: Any = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
 _address = Tensor.data_ptr
 
 Tensors = Sequence[Tensor]
@@ -83,7 +82,6 @@ class Lists:
         self._problem, self._config = problem, config
         self._index, self._multiprocessors = index, multiprocessors
         self._device = torch.device("cuda", index)
-        self._quick = _empty_strided is not None and getattr(self._device, "type", "") == "cuda"
         self._layouts = layouts(problem)
         self._by_tma = problem.out_dtype != "fp32"
         self._most = list_setup.most_lines()
@@ -187,15 +185,15 @@ class Lists:
         main, shared_bytes = self._loaded(turned)
         setups, first = [], 0
         for here, room in list_setup.launches(count, self._most):
-            arguments = list_setup.arguments(here, room)
-            launcher = self._setup_launcher(turned, here, room, arguments.size)
+            told = list_setup.arguments(here, room)
+            launcher = self._setup_launcher(turned, here, room, told.size)
             counts = count, first, here, *map(int, turned), int(self._by_tma)
             some = slice(first, first + here)
-            setups.append(Setup.of(launcher, arguments, counts, b"".join(lines[some]), order[some], len(out)))
+            setups.append(Setup.of(launcher, told, counts, b"".join(lines[some]), order[some], len(out)))
             first += here
         grid = list_kernel.grid(config, tiles, self._multiprocessors)
         launcher = Launcher(
-            main.kernel, grid=grid, shared_bytes=shared_bytes, **list_kernel.shape(config), values=list_kernel.VALUES
+            main.kernel, grid=grid, shared_bytes=shared_bytes, **list_kernel.shape(config), values=arguments.of_list(2)
         )
         return Part(order, start, tiles, setups, launcher)
 
@@ -211,7 +209,7 @@ class Lists:
         )
 
     def _run(self, parts: Sequence[Part], total_bytes: int, count: int, adds: bool) -> core_plan.Launch:
-        index = self._index
+        index, own_memory = self._index, bytes_on(self._device, total_bytes)
         like, none = (self._somewhere,) * 3, (0,) * 3
         current_device = torch._C._cuda_getDevice
         no_c, no_numbers = (0,) * count, (0.0,) * count
@@ -249,22 +247,15 @@ class Lists:
                 packed = [setup.pack(values) for _, _, setup in setups]
                 latest = values, packed
             # From torch's allocator and for this call alone, so that calls on several streams do not meet.
-            memory = self._empty(total_bytes) if workspace is None else workspace
+            memory = own_memory() if workspace is None else workspace
             stream, start = raw_stream(index), memory.data_ptr()
-            for (at, launcher, _), arguments in zip(setups, packed, strict=True):
-                launcher(stream, like, start + at, arguments)
+            for (at, launcher, _), told in zip(setups, packed, strict=True):
+                launcher(stream, like, start + at, told)
             for part in parts:
                 part.launcher(stream, none, start + part.memory, len(part.order), part.tiles)
             return None
 
         return run
-
-    def _empty(self, size: int) -> Tensor:
-        """Memory on this device, which is the current one."""
-        if self._quick:
-            made: Tensor = _empty_strided((size,), (1,), torch.uint8)
-            return made
-        return torch.empty(size, dtype=torch.uint8, device=self._device)
 
     def _with_copies(
         self,
