@@ -29,8 +29,8 @@ CASES = {
     "bf16": (BF16, {}, arguments.of_product(2), "c_type", before(arguments.of_product(2), "i")),
     "fp8 groups": (FP8, GROUPED, arguments.of_groups(1), "groups", before(arguments.of_groups(1), "Piiiii")),
     "bf16 groups": (BF16, GROUPED, arguments.of_groups(2), "groups", before(arguments.of_groups(2), "Piiiii")),
-    "fp8 list": (FP8, LIST, arguments.of_list(1), "list", before(arguments.of_list(1), "Piii")),
-    "bf16 list": (BF16, LIST, arguments.of_list(2), "list", before(arguments.of_list(2), "Pii")),
+    "fp8 list": (FP8, LIST, arguments.of_list(1), "list", before(arguments.of_list(1), "Pii")),
+    "bf16 list": (BF16, LIST, arguments.of_list(2), "list", before(arguments.of_list(2), "Pi")),
 }
 
 

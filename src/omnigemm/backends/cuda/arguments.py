@@ -7,7 +7,7 @@ import struct
 _ALWAYS = "PPPPqiiiiPP"  # scales, bias, D and its stride; rows, what bias it is, early weights; zero points
 _FACTORS = {1: "", 2: "ffPqqi"}  # alpha, beta, and C with its strides and type
 _GROUPS = "Piiiii"  # where groups are, how many; rows from one to the next, and scales
-_LIST = {1: "Piii", 2: "Pii"}  # the list's memory, its products and tiles; where scales lie, their pitch
+_LIST = {1: "Pii", 2: "Pi"}  # the list's memory and its products; in fp8, the pitch of scales
 _END = "0P"  # where the next of such structures could begin
 
 

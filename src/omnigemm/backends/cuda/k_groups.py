@@ -172,7 +172,7 @@ class KGroups:
                 part.setup(stream, like, start + part.memory, *addresses, *strides, *some, *sizes)
             at = [one.data_ptr() for one in scales if one is not None]
             for part in parts:
-                part.main(stream, none, *at, start + part.memory, part.count, part.count * tiles, *scale_pitch)
+                part.main(stream, none, *at, start + part.memory, part.count, *scale_pitch)
             return None
 
         return run

@@ -2,7 +2,8 @@
 
 Sizes, strides, addresses and factors travel as kernel parameters. A small kernel makes tensor maps and a table of them
 in device memory of this call (list_memory.cuh), and the kernel that multiplies follows. Nothing is copied from the
-host, so a CUDA graph replays what it captured.
+host, so a CUDA graph replays what it captured. Factors and sizes that are on the device stay there: the small kernel
+reads them, and what the host knows of sizes is then how much room there is.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from .jit import KernelSpec
 from .jit.loader import Loaded, is_loaded, load
 from .launch import Launcher, raw_stream
 from .list_kernel import Turned
-from .list_setup import Numbers, Setup, Values, factors
+from .list_setup import Numbers, Setup, Values, factors, sizes_at
 
 _BOUND_LIMIT = 64  # ways in which tensors lie that a plan remembers
 _address = Tensor.data_ptr
@@ -70,7 +71,6 @@ class Part:
 
     order: list[int]
     memory: int  # where its device memory begins
-    tiles: int
     setups: list[Setup]
     launcher: Launcher
 
@@ -112,7 +112,14 @@ class Lists:
         self.bind(out, *operands)(out, *operands, workspace=workspace)
 
     def bind(
-        self, out: Tensors, a: Tensors, b: Tensors, c: Tensors | None, alpha: Numbers, beta: Numbers
+        self,
+        out: Tensors,
+        a: Tensors,
+        b: Tensors,
+        c: Tensors | None,
+        alpha: Numbers,
+        beta: Numbers,
+        sizes: Tensor | None = None,
     ) -> core_plan.Launch:
         """The launch for lists of tensors that lie like these."""
         adds = self._problem.c and c is not None
@@ -187,7 +194,7 @@ class Lists:
         for here, room in list_setup.launches(count, self._most):
             told = list_setup.arguments(here, room)
             launcher = self._setup_launcher(turned, here, room, told.size)
-            counts = count, first, here, *map(int, turned), int(self._by_tma)
+            counts = count, first, here, *map(int, turned), int(self._by_tma), down, across
             some = slice(first, first + here)
             setups.append(Setup.of(launcher, told, counts, b"".join(lines[some]), order[some], len(out)))
             first += here
@@ -195,7 +202,7 @@ class Lists:
         launcher = Launcher(
             main.kernel, grid=grid, shared_bytes=shared_bytes, **list_kernel.shape(config), values=arguments.of_list(2)
         )
-        return Part(order, start, tiles, setups, launcher)
+        return Part(order, start, setups, launcher)
 
     def _setup_launcher(self, turned: Turned, here: int, room: int, argument_bytes: int) -> Launcher:
         return Launcher(
@@ -212,7 +219,7 @@ class Lists:
         index, own_memory = self._index, bytes_on(self._device, total_bytes)
         like, none = (self._somewhere,) * 3, (0,) * 3
         current_device = torch._C._cuda_getDevice
-        no_c, no_numbers = (0,) * count, (0.0,) * count
+        no_c, no_numbers, no_sizes = (0,) * count, (0.0,) * count, (0, 0, 0)
         setups = [(part.memory, setup.launcher, setup) for part in parts for setup in part.setups]
         read = [first + i for part in parts for i in part.order for first in (count, 2 * count)]  # A and B
         latest: tuple[Values, list[bytes]] = (), []
@@ -224,6 +231,7 @@ class Lists:
             c: Tensors | None,
             alpha: Numbers,
             beta: Numbers,
+            sizes: Tensor | None = None,
             workspace: Tensor | None = None,
             addresses: Sequence[int] = (),
         ) -> None:
@@ -232,18 +240,19 @@ class Lists:
                 return None
             if current_device() != index:
                 with torch.cuda.device(index):
-                    return run(out, a, b, c, alpha, beta, workspace, addresses)
+                    return run(out, a, b, c, alpha, beta, sizes, workspace, addresses)
             addresses = addresses or [*map(_address, (*out, *a, *b, *(c or ())))]
             alphas, alpha_at, alpha_step = factors(alpha)
             betas, beta_at, beta_step = factors(beta)
             values = (
                 *addresses[: 3 * count], *(addresses[3 * count : 4 * count] if adds else no_c),
-                *(alphas or no_numbers), *(betas or no_numbers), alpha_at, beta_at, alpha_step, beta_step,
+                *(alphas or no_numbers), *(betas or no_numbers),
+                alpha_at, beta_at, *(no_sizes if sizes is None else sizes_at(sizes)), alpha_step, beta_step,
             )  # fmt: skip
             known, packed = latest  # read at once: other threads write it
             if values != known:
                 if reduce(or_, map(values.__getitem__, read)) % dense.ALIGN:
-                    return self._with_copies(out, a, b, c, alpha, beta, workspace=workspace)
+                    return self._with_copies(out, a, b, c, alpha, beta, sizes, workspace=workspace)
                 packed = [setup.pack(values) for _, _, setup in setups]
                 latest = values, packed
             # From torch's allocator and for this call alone, so that calls on several streams do not meet.
@@ -252,7 +261,7 @@ class Lists:
             for (at, launcher, _), told in zip(setups, packed, strict=True):
                 launcher(stream, like, start + at, told)
             for part in parts:
-                part.launcher(stream, none, start + part.memory, len(part.order), part.tiles)
+                part.launcher(stream, none, start + part.memory, len(part.order))
             return None
 
         return run
@@ -262,7 +271,10 @@ class Lists:
         out: Tensors,
         a: Tensors,
         b: Tensors,
-        *others: Any,
+        c: Tensors | None,
+        alpha: Numbers,
+        beta: Numbers,
+        sizes: Tensor | None = None,
         workspace: Tensor | None = None,
         addresses: Sequence[int] = (),
     ) -> None:
@@ -274,13 +286,15 @@ class Lists:
                     continue
                 if dense.pitch(out[i], straight=False) is None:
                     targets[i] = dense.aligned(out[i])
+                    if sizes is not None:  # what is not in use stays as it was
+                        targets[i].copy_(out[i])
                 if not a[i].size(1):  # nothing is read
                     left[i], right[i] = a[i].new_empty(a[i].shape), b[i].new_empty(b[i].shape)
                     continue
                 turned = self._turned(a[i], b[i])
                 left[i] = gemm.readable(a[i], turned[0])
                 right[i] = gemm.readable(b[i].t(), turned[1]).t()
-            self(targets, left, right, *others, workspace=workspace)
+            self(targets, left, right, c, alpha, beta, sizes, workspace=workspace)
             for one, target in zip(out, targets, strict=True):
                 if target is not one:
                     one.copy_(target)
