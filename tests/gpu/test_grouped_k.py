@@ -423,3 +423,27 @@ def test_plans_run_and_say_what_they_take() -> None:
     plan.run(made.a, made.b, made.index, made.c, out=made.out)
     made.check()
     assert omnigemm.plan(OP, m=136, n=264, k=600, groups=4, dtype="bf16", device="cuda").backend == "cuda"
+
+
+@pytest.mark.parametrize("odd", [False, True])
+def test_plans_run_in_memory_of_their_callers(odd: bool) -> None:
+    """Also where operands are copied first."""
+    made = Case(137 if odd else 136, 264, ends_of([100, 0, 300, 111]), 600, c=True)
+    made.a = made.a.contiguous()
+    words: dict[str, Any] = {"m": made.a.size(1), "n": 264, "k": 600, "groups": 4, "dtype": "bf16", "beta": 1.0}
+    plan = omnigemm.plan(OP, **words, device="cuda", backend="cuda")
+    room = torch.full((plan.workspace_bytes + 256,), 77, device="cuda", dtype=torch.uint8)
+    workspace = room[: plan.workspace_bytes]
+    given = made.a, made.b, made.index, made.c
+    plan.run(*given, out=made.out, workspace=workspace)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    for _ in range(5):
+        made.poison()
+        plan.run(*given, out=made.out, workspace=workspace)
+    if not odd:
+        assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+    made.check()
+    assert bool((room[plan.workspace_bytes :] == 77).all())
+    with pytest.raises(omnigemm.WorkspaceError, match="expected"):
+        plan.run(*given, out=made.out, workspace=workspace[:-1])

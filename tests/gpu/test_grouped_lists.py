@@ -64,7 +64,7 @@ class List:
 
     @property
     def operands(self) -> tuple[Any, ...]:
-        return self.a, self.b, self.c, self.alpha, self.beta
+        return self.a, self.b, self.c, self.alpha, self.beta, None
 
     def runner(self, config: Config) -> list_launch.Lists:
         problem = GROUPED_GEMM.describe(self.operands, GROUPED_GEMM.check(self.operands, self.out, None))
@@ -344,7 +344,7 @@ class Packed:
 
     @property
     def operands(self) -> tuple[Any, ...]:
-        return self.a, self.b, self.c, self.alpha, self.beta
+        return self.a, self.b, self.c, self.alpha, self.beta, None
 
 
 def test_a_thousand_products_at_random() -> None:
@@ -355,7 +355,7 @@ def test_a_thousand_products_at_random() -> None:
     problems = [GROUPED_GEMM.describe(one.operands, GROUPED_GEMM.check(one.operands, one.out, None)) for one in made]
     jit.warm({spec for one in problems for spec in lists.specs(one, gpu.of(0))})  # side by side
     for one in made:
-        a, b, c, alpha, beta = one.operands
+        a, b, c, alpha, beta, _ = one.operands
         for _ in range(2):  # cold and warm
             one.room.fill_(float("nan"))
             omnigemm.grouped_gemm(a, b, c, alpha=alpha, beta=beta, out=one.out, backend="cuda")

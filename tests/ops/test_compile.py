@@ -61,6 +61,11 @@ def samples() -> dict[str, Sample]:
             ([a, floats(2, 4)], [b, floats(4, 9)], [floats(5, 3), floats(2, 9)]),
             {"beta": [1.0, 2.0], "out_dtype": BF16},
         ),
+        "grouped_gemm with sizes": Sample(
+            omnigemm.grouped_gemm,
+            ([a, floats(2, 4)], [b, floats(4, 9)]),
+            {"sizes": torch.tensor([[5, 3, 6], [2, 9, 0]], dtype=torch.int32)},
+        ),
         "grouped_gemm_contiguous": Sample(omnigemm.grouped_gemm_contiguous, (a, floats(3, 4, 7), ends), {}),
         "grouped_gemm_contiguous int8": Sample(
             omnigemm.grouped_gemm_contiguous,
@@ -227,7 +232,7 @@ def raw(name: str) -> tuple[str, tuple[Any, ...], Any]:
         numbers = [[] if isinstance(one, Tensor) else one for one in (alpha, beta)]
         lists = [[one] * len(a) if isinstance(one, float) else one for one in numbers]
         on_device = [one if isinstance(one, Tensor) else None for one in (alpha, beta)]
-        return first, (a, b, c[0] if c else None, *lists, *on_device), out_dtype
+        return first, (a, b, c[0] if c else None, *lists, *on_device, keywords.get("sizes")), out_dtype
     assert backend is None
     values = [torch.tensor(one) if isinstance(one, float) else one for one in arguments]
     if first == "int8_gemm":
@@ -278,17 +283,17 @@ def test_opcheck_of_factors_that_are_tensors(shape: tuple[int, ...]) -> None:
     """Those of a GPU reach the operator so; here the operator itself is called."""
     a, b, c = [floats(5, 7), floats(2, 4)], [floats(7, 3), floats(4, 9)], [floats(5, 3), floats(2, 9)]
     alpha, beta = torch.rand(shape) + 1, torch.rand(shape) + 1
-    arguments = a, b, c, [], [], alpha, beta
+    arguments = a, b, c, [], [], alpha, beta, None
     function, writer = torch.ops.omnigemm.grouped_gemm.default, torch.ops.omnigemm.grouped_gemm_out.default
     torch.library.opcheck(function, (*arguments, None, None), test_utils=CHECKS)
     eager = function(*arguments, None, None)
     assert_equal(eager, omnigemm.grouped_gemm(a, b, c, alpha=alpha, beta=beta))
     out = poisoned(eager)
     torch.library.opcheck(writer, (*arguments, out, None), test_utils=CHECKS)
-    compiled = torch.compile(lambda *factors: function(*arguments[:5], *factors, None, None), fullgraph=True,
+    compiled = torch.compile(lambda *factors: function(*arguments[:5], *factors, None, None, None), fullgraph=True,
                              backend="aot_eager")  # fmt: skip
     assert_equal(compiled(alpha, beta), eager)
-    assert_equal(compiled(2 * alpha, 2 * beta), function(*arguments[:5], 2 * alpha, 2 * beta, None, None))
+    assert_equal(compiled(2 * alpha, 2 * beta), function(*arguments[:5], 2 * alpha, 2 * beta, None, None, None))
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch's default compiler needs a C++ compiler")

@@ -176,6 +176,14 @@ grouped_gemm
     grouped_gemm(al, bl, out=[out, None]) | DType | out is a NoneType | a tensor
     grouped_gemm(al, bl, out=outs, out_dtype=FP16) | DType | out has dtype fp32 | fp16
     grouped_gemm([a, within(out, 3, 2)], bl, out=outs) | Layout | out[0] shares memory with a[1] | memory of its own
+    grouped_gemm(al, bl, sizes=[(4, 5, 6)] * 2, out=outs) | DType | sizes is a list | a tensor
+    grouped_gemm(al, bl, sizes=torch.zeros(2, 3), out=outs) | DType | sizes has dtype fp32 | int32
+    grouped_gemm(al, bl, sizes=indices([1] * 6).long().view(2, 3), out=outs) | DType | sizes has dtype int64 | int32
+    grouped_gemm(al, bl, sizes=indices([4, 5, 6]), out=outs) | Shape | sizes has shape (3,) | M, N, K of each
+    grouped_gemm(al, bl, sizes=indices([1] * 6).view(3, 2), out=outs) | Shape | sizes has shape (3, 2) | (2, 3)
+    grouped_gemm(al, bl, sizes=meta(indices([1] * 6).view(2, 3)), out=outs) | Device | sizes is on meta | cpu
+    grouped_gemm(al, bl, sizes=indices([4, 5, 6, 3, 8, 2]).view(2, 3), out=outs) | Shape | sizes[1, 1] is 8 | N = 7
+    grouped_gemm(al, bl, sizes=indices([4, 5, -6, 3, 7, 2]).view(2, 3), out=outs) | Shape | sizes[0, 2] is -6 | 0 <=
     grouped_gemm(al, bl, out=outs, backend="tpu") | Unsupported | backend is 'tpu' | cpu
 
 grouped_gemm_contiguous

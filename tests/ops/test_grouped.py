@@ -435,14 +435,14 @@ def test_list_factors_that_the_operator_gets_as_tensors(shape: tuple[int, ...]) 
     assert len(a) == 8
     alpha, beta = torch.rand(shape) + 0.5, torch.rand(shape)
     for _ in range(2):
-        results = torch.ops.omnigemm.grouped_gemm(a, b, c, [], [], alpha, beta, None, None)
+        results = torch.ops.omnigemm.grouped_gemm(a, b, c, [], [], alpha, beta, None, None, None)
         check_list(results, a, b, c, alpha.expand(8).tolist(), beta.expand(8).tolist())
         alpha.add_(1)
         beta.mul_(2)
     beta.zero_()
     for one in c:
         one.fill_(NAN)  # not read
-    results = torch.ops.omnigemm.grouped_gemm(a, b, c, [2.0] * 8, [], None, beta, None, None)
+    results = torch.ops.omnigemm.grouped_gemm(a, b, c, [2.0] * 8, [], None, beta, None, None, None)
     check_list(results, a, b, c, [2.0] * 8, [0.0] * 8)
 
 
@@ -462,7 +462,7 @@ def test_list_factors_as_tensors_that_are_wrong() -> None:
     ):
         numbers = [[] if alpha is not None else [1.0] * 3, [] if beta is not None else [0.0] * 3]
         with pytest.raises(error, match=words):
-            torch.ops.omnigemm.grouped_gemm_out(a, b, own_c, *numbers, alpha, beta, out, None)
+            torch.ops.omnigemm.grouped_gemm_out(a, b, own_c, *numbers, alpha, beta, None, out, None)
         assert all(bool((each == SENTINEL).all()) for each in out)
 
 
@@ -471,10 +471,10 @@ def test_list_in_place_with_a_beta_that_only_the_device_knows() -> None:
     a, b, c = ([torch.randn(4, 4) for _ in range(2)] for _ in range(3))
     before = [one.clone() for one in c]
     beta = torch.tensor([2.0, 3.0])
-    torch.ops.omnigemm.grouped_gemm_out(a, b, c, [1.0] * 2, [], None, beta, c, None)
+    torch.ops.omnigemm.grouped_gemm_out(a, b, c, [1.0] * 2, [], None, beta, None, c, None)
     check_list(c, a, b, before, [1.0] * 2, beta.tolist())
     with pytest.raises(omnigemm.LayoutError, match=r"out\[\d\] shares memory with c\[\d\]"):
-        torch.ops.omnigemm.grouped_gemm_out(a, b, c, [1.0] * 2, [], None, 0 * beta, c[::-1], None)
+        torch.ops.omnigemm.grouped_gemm_out(a, b, c, [1.0] * 2, [], None, 0 * beta, None, c[::-1], None)
 
 
 def test_list_plans_run_many_times() -> None:

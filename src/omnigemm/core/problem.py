@@ -42,7 +42,8 @@ class Problem:
 
     `m` is the total number of rows for contiguous groups and the row capacity of a group for masked ones; for groups
     along K, `k` is the total of all groups, and layouts are those of A [K, M] and B [K, N].
-    For `grouped_gemm`, `shapes` holds each group's (m, n, k) and m, n, k are their maxima.
+    For `grouped_gemm`, `shapes` holds each group's (m, n, k) and m, n, k are their maxima; with `device_sizes`, that is
+    what there is room for.
     """
 
     op: str
@@ -65,6 +66,7 @@ class Problem:
     a_layout: str = "row"  # row, col, strided: which of the last two strides is 1; of lists also mixed
     b_layout: str = "row"
     shapes: tuple[tuple[int, int, int], ...] = ()
+    device_sizes: bool = False  # lists: what of the shapes is in use stands in a tensor, where the matrices are
     # Rows that a masked group may have: a hint for choosing a config, not a part of what is computed. 0: unknown.
     expected_m: int = dataclasses.field(default=0, compare=False)
     # alpha or beta of a list are tensors on the device. Also a hint: libraries that want numbers wait for them.
@@ -100,7 +102,7 @@ class Problem:
             words.append(f"scales {self.a_scale} x {self.b_scale}")
         if self.is_int4:
             words.append(f"groups of {self.group_size}")
-        flags = ("zero_points", "act_order", "bias", "c", "scaled", "device_factors")
+        flags = ("zero_points", "act_order", "bias", "c", "scaled", "device_sizes", "device_factors")
         words += [name.replace("_", " ") for name in flags if getattr(self, name)]
         words += [f"{x} {layout}" for x, layout in (("a", self.a_layout), ("b", self.b_layout)) if layout != "row"]
         return ", ".join(words)
@@ -141,6 +143,7 @@ def describe(
     shapes: Sequence[tuple[int, int, int]] | None = None,
     expected_m: int | None = None,
     device_factors: bool = False,
+    device_sizes: bool = False,
 ) -> Problem:
     """A Problem from keywords. What is not given takes the op's usual value."""
     if op not in OPS:
@@ -166,6 +169,8 @@ def describe(
         raise ShapeError(f"{op}: expected_m is {expected_m}, but only grouped_gemm_masked has it")
     if device_factors and op != "grouped_gemm":
         raise ShapeError(f"{op}: device_factors is {device_factors}, but only grouped_gemm has alpha and beta there")
+    if device_sizes and op != "grouped_gemm":
+        raise ShapeError(f"{op}: device_sizes is {device_sizes}, but only grouped_gemm has sizes in a tensor")
     if batch != 1 and op not in ("gemm", "int8_gemm"):
         raise ShapeError(f"{op}: batch is {batch}, but only gemm and int8_gemm are batched")
 
@@ -226,6 +231,7 @@ def describe(
         shapes=sizes,
         expected_m=expected_m or 0,
         device_factors=device_factors,
+        device_sizes=device_sizes,
     )
 
 

@@ -33,6 +33,10 @@ def _problems() -> Iterator[tuple[str, str, str, Problem]]:
                     yield op, dtype, kind, describe(op, m=16, n=256, k=512, dtype=dtype, granularity=kind)
             else:
                 yield op, dtype, "none", describe(op, m=16, n=256, k=512, dtype=dtype)
+        if op == "grouped_gemm":
+            for dtype in dtypes:
+                problem = describe(op, m=16, n=256, k=512, dtype=dtype, device_sizes=True)
+                yield f"{op} with sizes", dtype, "none", problem
         if op in ("int4_gemm", "grouped_gemm_contiguous", "grouped_gemm_masked"):
             for dtype in ("fp16", "bf16"):
                 for size in (32, 64, 128, -1):

@@ -8,10 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.fresh import empty_strided_cuda
 from .checks import OutSpec
-
-# What torch.compile's own code allocates with, on the current device: three microseconds less than torch.empty.
-_empty_strided_cuda: Any = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
 
 
 def allocate(spec: OutSpec | Sequence[OutSpec]) -> Any:
@@ -24,19 +22,19 @@ def allocator(spec: OutSpec | Sequence[OutSpec]) -> Callable[[], Any]:
     """`allocate(spec)`, prepared."""
     specs: Sequence[OutSpec] = [spec] if isinstance(spec, OutSpec) else spec
     device = specs[0].device
-    if device.type != "cuda" or _empty_strided_cuda is None:
+    if device.type != "cuda" or empty_strided_cuda is None:
         return lambda: allocate(spec)
     index, current_device = device.index, torch._C._cuda_getDevice
     forms = [(tuple(one.shape), torch.empty(one.shape, device="meta").stride(), one.dtype) for one in specs]
     form = forms[0]
 
     def fresh() -> Tensor:
-        made: Tensor = _empty_strided_cuda(*form) if current_device() == index else allocate(spec)
+        made: Tensor = empty_strided_cuda(*form) if current_device() == index else allocate(spec)
         return made
 
     def all_fresh() -> list[Tensor]:
         made: list[Tensor] = (
-            [_empty_strided_cuda(*one) for one in forms] if current_device() == index else allocate(spec)
+            [empty_strided_cuda(*one) for one in forms] if current_device() == index else allocate(spec)
         )
         return made
 

@@ -34,7 +34,7 @@ _NUMBERS = frozenset((int, float))  # and not bool, which is an int
 
 
 def _check(operands: Operands, out: Sequence[Tensor] | None, out_dtype: torch.dtype | None) -> list[OutSpec]:
-    a, b, c, alpha, beta = operands
+    a, b, c, alpha, beta, sizes = operands
     if not a:
         raise ShapeError(f"{_OP}: a has 0 matrices, expected at least one group")
     for name, given in (("b", b), ("c", c), ("out", out)):
@@ -43,6 +43,10 @@ def _check(operands: Operands, out: Sequence[Tensor] | None, out_dtype: torch.dt
     for name, factors in (("alpha", alpha), ("beta", beta)):
         if isinstance(factors, Tensor):
             _check_factors(name, factors, a)
+    if sizes is not None:
+        need_dtype(_OP, "sizes", sizes, (torch.int32,))
+        need_shape(_OP, "sizes", sizes, [(len(a), 3)], "M, N, K of each group")
+        need_one_device(_OP, "a[0]", a[0], sizes=sizes)
     if c is None and isinstance(beta, Tensor):
         raise ShapeError(f"{_OP}: c is None, expected a list of matrices because beta is a tensor on the device")
     # What the device multiplies C by may be anything.
@@ -75,7 +79,7 @@ def _check_factors(name: str, factors: Tensor, a: Sequence[Tensor]) -> None:
 
 
 def _describe(operands: Operands, specs: list[OutSpec]) -> Problem:
-    a, b, c, alpha, beta = operands
+    a, b, c, alpha, beta, sizes = operands
     shapes = tuple((x.size(0), y.size(1), x.size(1)) for x, y in zip(a, b, strict=True))
     return Problem(
         op=_OP,
@@ -91,6 +95,7 @@ def _describe(operands: Operands, specs: list[OutSpec]) -> Problem:
         a_layout=_common(a),
         b_layout=_common(b),
         shapes=shapes,
+        device_sizes=sizes is not None,
         device_factors=isinstance(alpha, Tensor) or isinstance(beta, Tensor),
     )
 
@@ -118,7 +123,7 @@ def _numbers(name: str, value: Any, count: int) -> list[float] | Tensor:
     return [*map(float, value)]
 
 
-def _collect(a: Any, b: Any, c: Any = None, *, alpha: Any = 1.0, beta: Any = 0.0) -> Operands:
+def _collect(a: Any, b: Any, c: Any = None, *, alpha: Any = 1.0, beta: Any = 0.0, sizes: Any = None) -> Operands:
     for name, given in (("a", a), ("b", b), ("c", c)):
         if given is None and name == "c":
             continue
@@ -127,6 +132,8 @@ def _collect(a: Any, b: Any, c: Any = None, *, alpha: Any = 1.0, beta: Any = 0.0
         if not PLAIN.issuperset(map(type, given)):
             for i, one in enumerate(given):
                 need_tensor(_OP, **{f"{name}[{i}]": one})
+    if sizes is not None:
+        need_tensor(_OP, sizes=sizes)
     count = len(a)
     return (
         list(a),
@@ -134,13 +141,15 @@ def _collect(a: Any, b: Any, c: Any = None, *, alpha: Any = 1.0, beta: Any = 0.0
         None if c is None else list(c),
         _numbers("alpha", alpha, count),
         _numbers("beta", beta, count),
+        sizes,
     )
 
 
 def _distinct(operands: Operands, out: Sequence[Tensor]) -> None:
-    a, b, c, alpha, beta = operands
+    a, b, c, alpha, beta, sizes = operands
     inputs = {f"{name}[{i}]": one for name, ones in (("a", a), ("b", b)) for i, one in enumerate(ones)}
-    inputs |= {name: one for name, one in (("alpha", alpha), ("beta", beta)) if isinstance(one, Tensor)}
+    numbers = ("alpha", alpha), ("beta", beta), ("sizes", sizes)
+    inputs |= {name: one for name, one in numbers if isinstance(one, Tensor)}
     for i, own in enumerate(c or ()):
         read = isinstance(beta, Tensor) or beta[i] != 0.0
         if read and not same_memory(own, out[i]):  # a group's C may be its out
@@ -149,30 +158,34 @@ def _distinct(operands: Operands, out: Sequence[Tensor]) -> None:
 
 
 def _tensors(out: Sequence[Tensor], operands: Operands) -> tuple[Tensor, ...]:
-    a, b, c, alpha, beta = operands
-    factors = [one for one in (alpha, beta) if type(one) is not list]  # on the device
-    return (*out, *a, *b, *(c or ()), *factors)
+    a, b, c, alpha, beta, sizes = operands
+    numbers = [one for one in (alpha, beta) if type(one) is not list]  # on the device
+    if sizes is not None:
+        numbers.append(sizes)
+    return (*out, *a, *b, *(c or ()), *numbers)
 
 
-def _gather(a: Any, b: Any, c: Any, alpha: Any, beta: Any, device_alpha: Any, device_beta: Any) -> Operands:
-    return a, b, c, alpha if device_alpha is None else device_alpha, beta if device_beta is None else device_beta
+def _gather(a: Any, b: Any, c: Any, alpha: Any, beta: Any, device_alpha: Any, device_beta: Any, sizes: Any) -> Operands:
+    alpha, beta = alpha if device_alpha is None else device_alpha, beta if device_beta is None else device_beta
+    return a, b, c, alpha, beta, sizes
 
 
-def _spread(a: Any, b: Any, c: Any, alpha: Any, beta: Any) -> Operands:
+def _spread(a: Any, b: Any, c: Any, alpha: Any, beta: Any, sizes: Any) -> Operands:
     """The schema's arguments: numbers that are on the device have places of their own."""
     device_alpha = device_beta = None
     if type(alpha) is not list:
         alpha, device_alpha = [], alpha
     if type(beta) is not list:
         beta, device_beta = [], beta
-    return a, b, c, alpha, beta, device_alpha, device_beta
+    return a, b, c, alpha, beta, device_alpha, device_beta, sizes
 
 
 GROUPED_GEMM = Operation(_OP, _check, _describe, _collect, _distinct, tensors=_tensors)
 _ops = register(
     GROUPED_GEMM,
     _OP,
-    "Tensor[] a, Tensor[] b, Tensor[]? c, float[] alpha, float[] beta, Tensor? device_alpha, Tensor? device_beta",
+    "Tensor[] a, Tensor[] b, Tensor[]? c, float[] alpha, float[] beta, Tensor? device_alpha, Tensor? device_beta, "
+    "Tensor? sizes",
     _gather,
 )
 
@@ -184,6 +197,7 @@ def grouped_gemm(
     *,
     alpha: float | Sequence[float] | Tensor = 1.0,
     beta: float | Sequence[float] | Tensor = 0.0,
+    sizes: Tensor | None = None,
     out: Sequence[Tensor] | None = None,
     out_dtype: torch.dtype | None = None,
     backend: str | None = None,
@@ -191,8 +205,10 @@ def grouped_gemm(
     """alpha A_i B_i + beta C_i for every group i, each with its own M, N, K and strides.
 
     alpha and beta: one number or one per group; as fp32 tensors on the GPU they are read there when the product runs.
+    sizes: int32 [groups, 3] where the matrices are, the M, N, K of each group that are in use, read when the product
+    runs. A[:M, :K], B[:K, :N] and C[:M, :N] are then all that counts, and out[:M, :N] all that is written.
     """
-    arguments = _spread(*_collect(a, b, c, alpha=alpha, beta=beta))
+    arguments = _spread(*_collect(a, b, c, alpha=alpha, beta=beta, sizes=sizes))
     if out is not None and not isinstance(out, (list, tuple)):
         raise DTypeError(f"{_OP}: out is a {type(out).__name__}, expected a list of matrices")
     target = None if out is None else list(out)

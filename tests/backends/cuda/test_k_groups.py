@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 import host_compiler
+import list_memory
+from list_memory import memory_at
 from omnigemm.backends.blas import estimate
 from omnigemm.backends.cuda import CudaBackend, dense, explain_on, group_choice, k_groups, list_choice, list_kernel
 from omnigemm.backends.cuda.gpu import KNOWN
@@ -25,7 +27,6 @@ from omnigemm.ops.grouped_k import GROUPED_K_CONTIGUOUS
 
 H200 = KNOWN["h200"]
 CONFIG = Config(False, 2, 1, 128, 4, right_share=2)
-TYPES = {0: torch.bfloat16, 1: torch.float16, 2: torch.float32}
 NAN = float("nan")
 ENTRY = """
 static TensorMap like[3];
@@ -57,13 +58,6 @@ def small_kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ctypes.
     }
 
 
-def memory_at(address: int, rows: int, cols: int, row: int, col: int, dtype: torch.dtype) -> Tensor:
-    """What a kernel would see there: strides in elements."""
-    count = (rows - 1) * row + (cols - 1) * col + 1
-    raw = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
-    return torch.frombuffer(raw, dtype=dtype).as_strided((rows, cols), (row, col))
-
-
 class Machine:
     """Stands in for a GPU."""
 
@@ -72,13 +66,12 @@ class Machine:
         self.launches: list[str] = []
         self.dtypes, self.out_dtype = (torch.bfloat16,) * 2, torch.float32
 
-    def operand(self, at: int, side: int, k: int, dtype: torch.dtype) -> Tensor:
-        """[M or N, K] in float64, as a tensor map of the list's memory says."""
-        address, pitch, columns, rows = struct.unpack("QQII", ctypes.string_at(at, 24))
-        assert address % 16 == 0
-        assert pitch % 16 == 0
-        found = memory_at(address, rows, columns, pitch // dtype.itemsize, 1, dtype).double()
-        assert (columns, rows) == ((k, side) if self.fp8 else (side, k))
+    def operand(self, map: list_memory.Map, side: int, k: int, dtype: torch.dtype) -> Tensor:
+        """[M or N, K] in float64."""
+        assert map.address % 16 == 0
+        assert map.pitch % 16 == 0
+        assert (map.columns, map.rows) == ((k, side) if self.fp8 else (side, k))
+        found = map.matrix(dtype).double()
         return found if self.fp8 else found.t()
 
     @property
@@ -89,45 +82,31 @@ class Machine:
         """As gemm.cuh does with work_list.cuh, for what list_memory.cuh says."""
         scales: list[int] = []
         if self.fp8:
-            *scales, memory, count, tiles, scale_pitch = struct.unpack("PP56xPiii4x", raw)
+            *scales, memory, count, scale_pitch = struct.unpack("PP56xPii", raw)
         else:
-            memory, count, tiles = struct.unpack("112xPii", raw)
+            memory, count = struct.unpack("112xPi4x", raw)
         down, across = CONFIG.tile_m * CONFIG.right_share, CONFIG.tile_n * CONFIG.left_share
         total, last_blocks = 0, 2**31
-        for which in range(count):
-            maps, line = memory + 384 * which, memory + 384 * count + 16 * which
-            tile_end, m, n, k_blocks = struct.unpack("4i", ctypes.string_at(line, 16))
-            ending = memory + 400 * count + 64 * which
-            c, out, c_row, c_col, out_row, alpha, beta, c_type, straight, first_block = struct.unpack(
-                "PP3q2f3i4x", ctypes.string_at(ending, 64)
-            )
+        for one in list_memory.read(memory, count):
+            m, n = one.m, one.n
             total += -(-m // down) * -(-n // across)
-            assert tile_end == total
-            assert k_blocks <= last_blocks or self.fp8, "long tiles first"
-            last_blocks = k_blocks
+            assert one.tile_end == total
+            assert one.k_blocks <= last_blocks or self.fp8, "long tiles first"
+            last_blocks = one.k_blocks
             result = torch.zeros(m, n, dtype=torch.float64)
-            if k_blocks:
-                k = struct.unpack("I", ctypes.string_at(maps + (16 if self.fp8 else 20), 4))[0]
-                assert -(-k // (128 if self.fp8 else 64)) == k_blocks
-                sides = [self.operand(maps, m, k, self.dtypes[0]), self.operand(maps + 128, n, k, self.dtypes[1])]
+            if one.k_blocks:
+                k = one.maps[0].columns if self.fp8 else one.maps[0].rows
+                assert -(-k // (128 if self.fp8 else 64)) == one.k_blocks
+                sides = [self.operand(one.maps[i], (m, n)[i], k, self.dtypes[i]) for i in range(2)]
                 for i, at in enumerate(scales):
-                    some = memory_at(at + 4 * first_block, (m, n)[i], k_blocks, scale_pitch, 1, torch.float32)
+                    first = at + 4 * one.first_block
+                    some = memory_at(first, (m, n)[i], one.k_blocks, scale_pitch, 1, torch.float32)
                     sides[i] = sides[i] * some.double().repeat_interleave(128, 1)[:, :k]
                 result = sides[0] @ sides[1].t()
-            result *= alpha
-            if beta:
-                result += beta * memory_at(c, m, n, c_row, c_col, TYPES[c_type]).double()
-            if straight:
-                shape = struct.unpack("QQII", ctypes.string_at(maps + 256, 24))
-                assert shape == (out, 2 * out_row, n, m)
-                assert self.out_dtype.itemsize == 2
-                assert not any(one % 16 for one in (out, 2 * out_row, 2 * n))
-            memory_at(out, m, n, out_row, 1, self.out_dtype).copy_(result)
-        assert total == tiles
-        counter = ctypes.string_at(memory + list_kernel.MEMORY_BYTES * count, 4)
-        assert struct.unpack("i", counter) == (0,), "none taken yet"
+            one.check_store(self.out_dtype)
+            memory_at(one.out, m, n, one.out_row, 1, self.out_dtype).copy_(one.alpha * result + one.added())
         packs = H200.multiprocessors // CONFIG.cluster
-        assert launcher.options["grid"] == min(tiles, packs) * CONFIG.cluster
+        assert launcher.options["grid"] == min(total, packs) * CONFIG.cluster
 
 
 class Launcher:
@@ -162,7 +141,8 @@ def machine(small_kernels: dict[str, ctypes.CDLL], monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(k_groups, "Launcher", Launcher)
     monkeypatch.setattr(dense, "load", lambda spec, index, shared: Handle(spec))
     monkeypatch.setattr(k_groups, "raw_stream", lambda index: 0)
-    monkeypatch.setattr(k_groups.torch, "device", lambda *_: "cpu")
+    here = torch.device("cpu")
+    monkeypatch.setattr(k_groups.torch, "device", lambda *_: here)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     monkeypatch.setattr(torch.cuda, "device", lambda index: torch.no_grad())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
@@ -306,6 +286,33 @@ def test_workspace_is_what_the_plan_says(machine: Machine, monkeypatch: pytest.M
     monkeypatch.setattr(k_groups.torch, "empty", empty)
     plan.launch(out, a, b, ends, None, None, None)
     assert 800 * list_kernel.MEMORY_BYTES <= sum(taken) == plan.workspace_bytes
+
+
+@pytest.mark.parametrize("way", ["in place", "odd strides", "odd address"])
+@pytest.mark.parametrize("groups", [1, 600, 601, 1300])
+def test_a_workspace_of_the_planned_size_is_enough_and_serves_again(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, groups: int, way: str
+) -> None:
+    """Also where operands are copied first, because of strides, which binding sees, or addresses, which a call does."""
+    problem = described(m=8, n=5, k=64, groups=groups)
+    here = type("Device", (), {"index": 0})()
+    plan = k_groups.Sm90KGroups(problem, list_choice.Choice(CONFIG, 1.0), H200).plan(problem, here)
+    assert plan.takes_workspace
+    beside = lambda *_: lambda: pytest.fail("memory was allocated beside the workspace")  # noqa: E731
+    monkeypatch.setattr(k_groups, "bytes_on", beside)
+    room = torch.full((plan.workspace_bytes + 256,), 77, dtype=torch.uint8)
+    room = room[-room.data_ptr() % 128 :]
+    workspace, behind = room[: plan.workspace_bytes], room[plan.workspace_bytes :]
+    a = matrix(64, 16)[:, :8]
+    if way != "in place":
+        a = torch.randn(64, 9).bfloat16()[:, :8] if way == "odd strides" else matrix(64, 16)[:, 1:9]
+    b, ends = matrix(64, 5), torch.arange(1, groups + 1, dtype=torch.int32).clamp(max=64)
+    wanted = [a[rows].double().t() @ b[rows].double() for rows in clamped(ends.tolist(), 64)]
+    for _ in range(2):
+        out = torch.full((groups, 8, 5), NAN)
+        plan.launch(out, a, b, ends, None, None, None, workspace=workspace)
+        torch.testing.assert_close(out.double(), torch.stack(wanted))
+    assert bool((behind == 77).all())
 
 
 FP8 = torch.float8_e4m3fn, torch.float8_e5m2

@@ -19,6 +19,8 @@ extern "C" void tile(const int* ends, int m, int n, int down, int across, int in
     const Tile one = Products{nullptr, ends, 0, down, across}.tile(index, which, Product{ends[which], m, n, 0}, band);
     out[0] = one.row, out[1] = one.col;
 }
+extern "C" int packs(int m, int n, int down, int across) { return packs_of(m, n, down, across); }
+extern "C" int size_within(int given, int room) { return within(given, room); }
 """
 
 
@@ -37,7 +39,7 @@ def walk(library: ctypes.CDLL, sizes: Sequence[Size], down: int, across: int, ba
     """All tiles in the order of a persistent grid: each block takes every grid-th one, from the product before on."""
     total, ends = 0, (ctypes.c_int * len(sizes))()
     for i, (m, n) in enumerate(sizes):
-        total += -(-m // down) * -(-n // across)
+        total += library.packs(m, n, down, across)
         ends[i] = total
     count, out, seen = len(sizes), (ctypes.c_int * 2)(), []
     for block in range(grid):
@@ -57,12 +59,16 @@ def problems() -> list[tuple[list[Size], int, int, int, int]]:
         ([(64, 64)] * 1024, 64, 64, 8, 264),
         ([(1, 5000), (5000, 1)] * 20, 256, 128, 8, 66),
         ([(300, 300)] * 7, 64, 64, 1, 1),
+        # Sizes that only the device knows may be 0: of some products, of the first or last, of all.
+        ([(0, 300), (300, 0), (130, 70), (0, 0), (0, 0), (1, 1), (5, 0)], 128, 128, 8, 3),
+        ([(0, 5)] * 40 + [(64, 64)] + [(0, 0)] * 40, 64, 64, 8, 132),
+        ([(0, 0), (7, 0)], 128, 128, 8, 132),
     ]
     source = random.Random(0)
 
     def some() -> list[Size]:
-        most = source.choice([1, 200, 4000])
-        return [(source.randint(1, most), source.randint(1, most)) for _ in range(source.randint(1, 60))]
+        least, most = source.choice([(1, 1), (0, 1), (0, 200), (1, 4000)])
+        return [(source.randint(least, most), source.randint(least, most)) for _ in range(source.randint(1, 60))]
 
     tiles = [(64, 64), (128, 192), (128, 256), (256, 256), (512, 128)]
     return edges + [
@@ -87,3 +93,10 @@ def test_a_product_after_the_other(library: ctypes.CDLL) -> None:
     """Blocks that run together share operands in L2, and the longest tiles, which the host puts first, begin first."""
     seen = walk(library, [(300, 700), (5, 9), (1000, 1000)], 128, 128, 8, 1)
     assert [one[0] for one in seen] == sorted(one[0] for one in seen)
+
+
+def test_sizes_are_taken_as_the_nearest_there_is_room_for(library: ctypes.CDLL) -> None:
+    for room in (0, 1, 129, 2**31 - 4096):
+        for given in (-(2**31), -1, 0, 1, 128, 129, 130, 2**31 - 4097, 2**31 - 4096, 2**31 - 1):
+            assert library.size_within(given, room) == min(max(given, 0), room)
+    assert library.packs(2**31 - 4096, 1, 512, 64) == 2**22 - 8  # counted in 32 bits, up to the end of a tile

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import itertools
 import random
@@ -14,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from list_memory import TYPES, memory_at
 from omnigemm.backends.blas import BlasKernel, estimate
 from omnigemm.backends.blas.vendors import VENDORS
 from omnigemm.backends.cuda import CudaBackend, explain_on, list_choice, list_kernel, list_launch, list_setup, lists
@@ -28,17 +28,9 @@ from op_support import forget_calls
 
 H200 = KNOWN["h200"]
 CONFIG = Config(False, 2, 1, 128, 4, right_share=2)
-TYPES = {0: torch.bfloat16, 1: torch.float16, 2: torch.float32}
 
 
 # ------------------------------------------------------------------------------- kernels that compute on the host
-
-
-def memory_at(address: int, rows: int, cols: int, row: int, col: int, dtype: torch.dtype) -> Tensor:
-    """What a kernel would see there: strides in elements."""
-    count = (rows - 1) * row + (cols - 1) * col + 1
-    raw = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
-    return torch.frombuffer(raw, dtype=dtype).as_strided((rows, cols), (row, col))
 
 
 class Machine:
@@ -52,22 +44,25 @@ class Machine:
     def setup(self, launcher: Launcher, raw: bytes) -> None:
         """As list_setup.cuh has it."""
         lines = launcher.lines
-        memory, count, first, here, a_turned, b_turned, by_tma, *on_device = struct.unpack_from("P6i2P2i", raw)
-        assert len(raw) == 56 + 96 * lines
+        memory, count, first, here, a_turned, b_turned, by_tma, *rest = struct.unpack_from("P8i3P2q2i", raw)
+        assert rest[:2] == [CONFIG.tile_m * CONFIG.right_share, CONFIG.tile_n * CONFIG.left_share]
+        assert rest[4:7] == [0, 0, 0], "sizes are the host's"
+        on_device, steps = rest[2:4], rest[7:]
+        assert len(raw) == 88 + 96 * lines
         assert here <= lines
         assert 384 + len(raw) <= (4096 if lines == list_setup.SMALL_LINES else 32764)
         assert launcher.options["grid"] * 4 >= here
-        at = 56 + 56 * lines
+        at = 88 + 56 * lines
         columns = [struct.unpack_from(f"{here}Q", raw, at + 8 * lines * i) for i in range(4)]
         factors = [struct.unpack_from(f"{here}f", raw, at + 32 * lines + 4 * lines * i) for i in range(2)]
         for i in range(here):
             m, n, k, tile_end, a_pitch, b_pitch, c_type, place, out_stride, c_row, c_col = struct.unpack_from(
-                "4i2I2i3q", raw, 56 + 56 * i
+                "4i2I2i3q", raw, 88 + 56 * i
             )
             # Numbers on the device, if they are there, are read now.
             used = [
                 float(memory_at(numbers + 4 * place * step, 1, 1, 1, 1, torch.float32)) if numbers else own[i]
-                for numbers, step, own in zip(on_device[:2], on_device[2:], factors, strict=True)
+                for numbers, step, own in zip(on_device, steps, factors, strict=True)
             ]
             self.table[memory, first + i] = {
                 "sizes": (m, n, k), "tile_end": tile_end, "turned": (a_turned, b_turned), "by_tma": by_tma,
@@ -76,7 +71,7 @@ class Machine:
             }  # fmt: skip
 
     def multiply(self, launcher: Launcher, raw: bytes) -> None:
-        memory, count, tiles = struct.unpack("112xPii", raw)
+        memory, count = struct.unpack("112xPi4x", raw)
         down, across = CONFIG.tile_m * CONFIG.right_share, CONFIG.tile_n * CONFIG.left_share
         total, last_k = 0, 2**31
         for which in range(count):
@@ -99,9 +94,8 @@ class Machine:
                 kind, row, col = line["c"]
                 product += beta * memory_at(c, m, n, row, col, TYPES[kind]).double()
             memory_at(out, m, n, line["out_stride"], 1, self.out_dtype).copy_(product)
-        assert total == tiles
         packs = H200.multiprocessors // CONFIG.cluster
-        assert launcher.options["grid"] == min(tiles, packs) * CONFIG.cluster
+        assert launcher.options["grid"] == min(total, packs) * CONFIG.cluster
 
 
 class Launcher:
@@ -131,7 +125,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     monkeypatch.setattr(list_launch, "load", lambda spec, index, shared: Handle(spec))
     monkeypatch.setattr(list_launch, "raw_stream", lambda index: 0)
     monkeypatch.setattr(list_setup, "most_lines", lambda: list_setup.LINES[-1])
-    monkeypatch.setattr(list_launch.torch, "device", lambda *_: "cpu")
+    here = torch.device("cpu")
+    monkeypatch.setattr(list_launch.torch, "device", lambda *_: here)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     monkeypatch.setattr(torch.cuda, "device", lambda index: torch.no_grad())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
@@ -157,7 +152,7 @@ def run(
         out = [
             torch.full((x.size(0), y.size(1)), float("nan"), dtype=machine.out_dtype) for x, y in zip(a, b, strict=True)
         ]
-    operands = a, b, c, alpha, beta
+    operands = a, b, c, alpha, beta, None
     specs = GROUPED_GEMM.check(operands, out, None)
     if runner is None:
         runner = list_launch.Lists(GROUPED_GEMM.describe(operands, specs), CONFIG, 0, H200.multiprocessors)
@@ -226,18 +221,18 @@ def test_factors_on_the_device(machine: Machine, form: str) -> None:
     else:
         step = 2 if form == "strided" else 1
         alpha, beta = (one[: step * count : step] for one in (alpha, beta))
-    given: list[Any] = [a, b, c, alpha, beta]
+    given: list[Any] = [a, b, c, alpha, beta, None]
     outs = [torch.empty(m, n, dtype=torch.bfloat16) for m, n, _ in SHAPES]
     problem = GROUPED_GEMM.describe(tuple(given), GROUPED_GEMM.check(tuple(given), outs, None))
     assert (problem.c, problem.scaled) == (True, True)
     runner = list_launch.Lists(problem, CONFIG, 0, H200.multiprocessors)
     launch = runner.bind(outs, *given)
     for mixed in (False, True):  # one of both may be numbers of the host's
-        used = [*given[:3], [2.0] * count if mixed else alpha, beta]
+        used = [*given[:3], [2.0] * count if mixed else alpha, beta, None]
         for _ in range(2):
             launch(outs, *used)
             for i in range(count):
-                s, t = (float(one[i]) if isinstance(one, list) else float(one.expand(count)[i]) for one in used[3:])
+                s, t = (float(one[i]) if isinstance(one, list) else float(one.expand(count)[i]) for one in used[3:5])
                 want = s * (a[i].double() @ b[i].double()) + t * c[i].double()
                 torch.testing.assert_close(outs[i].double(), want.bfloat16().double())
             alpha += 1
@@ -305,7 +300,7 @@ def test_workspace_is_what_the_plan_says(machine: Machine, monkeypatch: pytest.M
 
     a, b = operands(("mixed", "mixed"))
     problem = GROUPED_GEMM.describe(
-        (a, b, None, [1.0], [0.0]), GROUPED_GEMM.check((a, b, None, [1.0], [0.0] * 8), None, None)
+        (a, b, None, [1.0], [0.0], None), GROUPED_GEMM.check((a, b, None, [1.0], [0.0] * 8, None), None, None)
     )
     plan = lists.Sm90List(problem, list_choice.Choice(CONFIG, 1.0), H200).plan(
         problem, type("Device", (), {"index": 0})()
@@ -324,7 +319,7 @@ def test_a_workspace_of_the_planned_size_is_enough_and_serves_again(
     ways = [["row", "col"] if way == "mixed" else [way] for way in layouts]
     a = [matrix(2, 9, ways[0][i % len(ways[0])]) for i in range(count)]
     b = [matrix(9, 3, ways[1][i // 2 % len(ways[1])]) for i in range(count)]
-    numbers = [1.0] * count, [0.0] * count
+    numbers = [1.0] * count, [0.0] * count, None
     problem = GROUPED_GEMM.describe((a, b, None, *numbers), GROUPED_GEMM.check((a, b, None, *numbers), None, None))
     plan = lists.Sm90List(problem, list_choice.Choice(CONFIG, 1.0), H200).plan(
         problem, type("Device", (), {"index": 0})()
@@ -332,9 +327,8 @@ def test_a_workspace_of_the_planned_size_is_enough_and_serves_again(
     assert plan.takes_workspace
     room = torch.zeros(plan.workspace_bytes, dtype=torch.uint8)
     start, most = room.data_ptr(), 0
-    monkeypatch.setattr(
-        list_launch.Lists, "_empty", lambda *_: pytest.fail("memory was allocated beside the workspace")
-    )
+    beside = lambda *_: lambda: pytest.fail("memory was allocated beside the workspace")  # noqa: E731
+    monkeypatch.setattr(list_launch, "bytes_on", beside)
     setup = Machine.setup
 
     def look(self: Machine, launcher: Launcher, raw: bytes) -> None:
@@ -362,11 +356,11 @@ def test_lists_that_are_copied_use_the_workspace_too(
     room = torch.randn(20, 80).bfloat16()
     a, b, out = [room[:, :64]], [matrix(64, 9, "col")], [torch.empty(20, 9, dtype=torch.bfloat16)]
     odd = [room[:, 1:65]] if moved else [torch.randn(20, 67).bfloat16()[:, :64]]
-    numbers = [1.0], [0.0]
+    numbers = [1.0], [0.0], None
     problem = GROUPED_GEMM.describe((a, b, None, *numbers), GROUPED_GEMM.check((a, b, None, *numbers), None, None))
     runner = list_launch.Lists(problem, CONFIG, 0, H200.multiprocessors)
     workspace = torch.zeros(list_kernel.memory_bytes(1), dtype=torch.uint8)
-    monkeypatch.setattr(list_launch.Lists, "_empty", lambda *_: pytest.fail("the workspace was not used"))
+    monkeypatch.setattr(list_launch, "bytes_on", lambda *_: lambda: pytest.fail("the workspace was not used"))
     for launch in (runner, runner.bind(out, odd, b, None, *numbers)):
         out[0].fill_(float("nan"))
         launch(out, odd, b, None, *numbers, workspace=workspace)

@@ -250,7 +250,7 @@ def test_swiglu(codec: str, code: torch.dtype, granularity: str, dtype: torch.dt
 def _remembered(_emulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Results are made where the kernels are."""
     monkeypatch.setattr(
-        quant, "_empty_strided", lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype)
+        quant, "empty_strided_cuda", lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype)
     )
     monkeypatch.setattr(quant, "_calls", {})
 

@@ -41,10 +41,19 @@ class Grouped:
         # It has no wider results.
         return native and result == operands and mean_flops < _OWN_CALL and library.has("gemm_grouped")
 
-    def __call__(self, out: Tensors, a: Tensors, b: Tensors, c: Tensors | None, alpha: Factors, beta: Factors) -> None:
-        self.bind(out, a, b, c, alpha, beta)(out, a, b, c, alpha, beta)
+    def __call__(self, out: Tensors, *operands: Any) -> None:
+        self.bind(out, *operands)(out, *operands)
 
-    def bind(self, out: Tensors, a: Tensors, b: Tensors, c: Tensors | None, alpha: Factors, beta: Factors) -> Launch:
+    def bind(
+        self,
+        out: Tensors,
+        a: Tensors,
+        b: Tensors,
+        c: Tensors | None,
+        alpha: Factors,
+        beta: Factors,
+        sizes: None = None,  # that are a tensor were refused
+    ) -> Launch:
         """The launch for lists of tensors that lie like these."""
         if isinstance(alpha, Tensor) or isinstance(beta, Tensor):
             return self._with_read_factors
@@ -59,7 +68,14 @@ class Grouped:
         return self._at_once(full, forms, out, a, self._loop(rest, out, a, b, c, alpha, beta))
 
     def _with_read_factors(
-        self, out: Tensors, a: Tensors, b: Tensors, c: Tensors | None, alpha: Factors, beta: Factors
+        self,
+        out: Tensors,
+        a: Tensors,
+        b: Tensors,
+        c: Tensors | None,
+        alpha: Factors,
+        beta: Factors,
+        sizes: None = None,
     ) -> None:
         """Numbers that are on the device are the host's business here: it waits for them."""
         if self._product.caller.capturing():
@@ -82,7 +98,15 @@ class Grouped:
         own_c = [None] * len(out) if c is None else c
         launches = [(i, self._product.bind(out[i], a[i], b[i], own_c[i], alpha[i], beta[i])) for i in groups]
 
-        def run(out: Tensors, a: Tensors, b: Tensors, c: Tensors | None, alpha: Numbers, beta: Numbers) -> None:
+        def run(
+            out: Tensors,
+            a: Tensors,
+            b: Tensors,
+            c: Tensors | None,
+            alpha: Numbers,
+            beta: Numbers,
+            sizes: None = None,
+        ) -> None:
             for i, launch in launches:
                 launch(out[i], a[i], b[i], None if c is None else c[i], alpha[i], beta[i])
 
@@ -110,7 +134,15 @@ class Grouped:
         function, pool = library.function("gemm_grouped"), product.pool(device)
         precision = product.precision(dtype)
 
-        def run(out: Tensors, a: Tensors, b: Tensors, c: Tensors | None, alpha: Numbers, beta: Numbers) -> None:
+        def run(
+            out: Tensors,
+            a: Tensors,
+            b: Tensors,
+            c: Tensors | None,
+            alpha: Numbers,
+            beta: Numbers,
+            sizes: None = None,
+        ) -> None:
             if product.caller.device() != index:
                 with torch.cuda.device(index):
                     return run(out, a, b, c, alpha, beta)

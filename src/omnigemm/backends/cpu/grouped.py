@@ -35,7 +35,7 @@ def dense_problem(problem: Problem) -> Problem:
         rows = -(-rows // max(1, problem.groups))
     if problem.op == k_groups.OP:
         k = -(-k // max(1, problem.groups))
-    return dataclasses.replace(problem, op=dense_op(problem), m=rows, k=k, groups=0, shapes=())
+    return dataclasses.replace(problem, op=dense_op(problem), m=rows, k=k, groups=0, shapes=(), device_sizes=False)
 
 
 # ------------------------------------------------------------------------------- each group its own everything

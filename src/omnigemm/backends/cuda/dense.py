@@ -18,7 +18,7 @@ from ...core.plan import Plan
 from ...core.problem import Problem
 from ...core.settings import current
 from ..blas import estimate
-from . import choice, sm90
+from . import arguments, choice, sm90
 from .empty import Empty
 from .gpu import Gpu
 from .jit import KernelSpec
@@ -27,7 +27,6 @@ from .launch import Launcher, Matrix, raw_stream
 
 _log = logging.getLogger("omnigemm")
 ALIGN = 16  # bytes: where the copy engine wants rows to begin
-_VALUES = "PPPPqiiiiPP"  # struct Arguments of gemm.cuh
 # With many rows our kernels and cuBLAS are within a few hundredths of each other: ours has to be clearly ahead by the
 # model, unless both were measured.
 _MODELLED_ROWS, _DOUBT = 256, 1.1
@@ -126,19 +125,9 @@ class Launch:
     def __call__(self, out: Tensor, *operands: Any) -> None:
         self.bind(out, *operands)(out, *operands)
 
-    def bind(
-        self,
-        out: Tensor,
-        a: Tensor,
-        b: Tensor,
-        a_scale: Tensor,
-        b_scale: Tensor,
-        bias: Tensor | None,
-        a_zero: Tensor | None = None,
-        b_sums: Tensor | None = None,
-    ) -> core_plan.Launch:
-        """The launch for tensors with these strides, which it does not look at again; b_sums if there is an a_zero."""
-        at = self.bind_addresses(out, a, b, a_scale, b_scale, bias, a_zero, b_sums)
+    def bind(self, out: Tensor, *operands: Any) -> core_plan.Launch:
+        """The launch for tensors with these strides, which it does not look at again."""
+        at = self.bind_addresses(out, *operands)
         if at is None:
             return self._with_copies
         index, current_device = self._index, torch._C._cuda_getDevice
@@ -164,7 +153,8 @@ class Launch:
         a_zero: Tensor | None = None,
         b_sums: Tensor | None = None,
     ) -> core_plan.AddressLaunch | None:
-        """The same for addresses that are multiples of 16 bytes, on the current device; None if some are copied."""
+        """The same for addresses that are multiples of 16 bytes, on the current device; None if some are copied. There
+        are b_sums if there is an a_zero."""
         strides = out.stride(), a.stride(), b.stride(), a_scale.stride(), b_scale.stride()
         if strides not in self._launchers:
             self._launchers[strides] = self._prepare(out, a, b, a_scale, b_scale)
@@ -205,7 +195,7 @@ class Launch:
             shared_bytes=self._shared_bytes,
             cluster=config.cluster,
             matrices=(right, left, store) if config.swap else (left, right, store),
-            values=_VALUES,
+            values=arguments.of_product(1),
         )
 
     def _with_copies(self, out: Tensor, *operands: Any) -> None:

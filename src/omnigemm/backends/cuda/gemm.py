@@ -10,10 +10,9 @@ from torch import Tensor
 from ...core import plan as core_plan
 from ...core.dtypes import name_of
 from ...core.problem import Problem
-from . import dense, sm90
+from . import arguments, dense, sm90
 from .launch import Launcher, Matrix, raw_stream
 
-_VALUES = "PPPPqiiiiPPffPqqi4x"  # struct Arguments of gemm.cuh
 _NO_SCALES = (0, 0, 0)  # nor a bias
 _NO_ZEROS = (0, 0, 0)
 
@@ -100,7 +99,7 @@ class Gemm:
             shared_bytes=self._shared_bytes,
             cluster=config.cluster,
             matrices=(right, left, store) if config.swap else (left, right, store),
-            values=_VALUES,
+            values=arguments.of_product(2),
         )
 
     def _with_copies(self, out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, alpha: float, beta: float) -> None:

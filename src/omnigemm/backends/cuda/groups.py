@@ -13,18 +13,13 @@ from ...core.dispatch import Support
 from ...core.plan import Plan
 from ...core.problem import Problem
 from ..blas import estimate
-from . import choice, dense, group_choice, sm90
+from . import arguments, choice, dense, group_choice, sm90
 from .empty import Empty
 from .gpu import Gpu
 from .jit import KernelSpec
 from .launch import Launcher, Matrix, raw_stream
 
 _ALIGN = 16  # bytes: where the copy engine wants rows to begin
-_GROUPS = "Piiiii0P"
-_VALUES = {
-    1: dense._VALUES + _GROUPS,
-    2: dense._VALUES + "ffPqqi" + _GROUPS,
-}  # struct Arguments, by bytes of an element
 _NO_BIAS = (0, 0, 0, 0, 0)  # nor early weights, nor zero points
 _FACTORS = {1: (), 2: (1.0, 0.0, 0, 0, 0, 0)}  # alpha and beta, and no C
 
@@ -203,7 +198,7 @@ class Launch:
             shared_bytes=self._shared_bytes,
             cluster=config.cluster,
             matrices=(*(reversed(maps) if config.swap else maps), store),
-            values=_VALUES[self._variant.element_bytes],
+            values=arguments.of_groups(self._variant.element_bytes),
         )
         return launcher, (target.pitch // target.element_bytes, left.step, right.step, target.step)
 

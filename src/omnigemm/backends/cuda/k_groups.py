@@ -15,10 +15,11 @@ from torch import Tensor
 from ...core import plan as core_plan
 from ...core.dispatch import Support
 from ...core.dtypes import name_of
+from ...core.fresh import bytes_on
 from ...core.plan import Plan
 from ...core.problem import Problem
 from ..blas import estimate
-from . import choice, dense, gemm, group_choice, list_choice, list_kernel, sm90
+from . import arguments, choice, dense, gemm, group_choice, list_choice, list_kernel, sm90
 from .empty import Empty
 from .gpu import Gpu
 from .jit import KernelSpec
@@ -26,8 +27,6 @@ from .launch import Launcher, raw_stream
 
 OP = "grouped_gemm_k_contiguous"
 _VALUES = "2P4Q2Q5q8if4x"  # struct Arguments of k_groups_setup.cuh
-# struct Arguments of gemm.cuh, by bytes of an element: of a list, only the end is read, and where scales are.
-_MAIN_VALUES = {1: "PP56xPiii4x", 2: list_kernel.VALUES}
 _WARPS = 4  # groups of one of its blocks
 
 
@@ -110,7 +109,7 @@ class KGroups:
                 grid=list_kernel.grid(config, count * self._tiles, multiprocessors),
                 shared_bytes=shared_bytes,
                 **list_kernel.shape(config),
-                values=_MAIN_VALUES[variant.element_bytes],
+                values=arguments.of_list(variant.element_bytes),
             )
             self._parts.append(Part(first, count, self._memory_bytes, setup_launcher, main_launcher))
             self._memory_bytes += list_kernel.memory_bytes(count)
@@ -122,22 +121,20 @@ class KGroups:
     def memory_bytes(self) -> int:
         return self._memory_bytes
 
-    def __call__(self, out: Tensor, *operands: Any) -> None:
-        self.bind(out, *operands)(out, *operands)
+    def __call__(self, out: Tensor, *operands: Any, workspace: Tensor | None = None) -> None:
+        self.bind(out, *operands)(out, *operands, workspace=workspace)
 
-    def bind(
-        self, out: Tensor, a: Tensor, b: Tensor, ends: Tensor, c: Tensor | None, *scales: Tensor | None
-    ) -> core_plan.Launch:
+    def bind(self, out: Tensor, *operands: Any) -> core_plan.Launch:
         """The launch for tensors with these strides, which it does not look at again."""
-        key = tuple(None if one is None else one.stride() for one in (out, a, b, ends, c, *scales))
+        key = tuple(None if one is None else one.stride() for one in (out, *operands))
         if key not in self._bound:
-            self._bound[key] = self._prepare(out, a, b, ends, c, *scales)
+            self._bound[key] = self._prepare(out, *operands)
         return self._bound[key]
 
     def _prepare(
         self, out: Tensor, a: Tensor, b: Tensor, ends: Tensor, c: Tensor | None, *scales: Tensor | None
     ) -> core_plan.Launch:
-        problem, parts, tiles, memory_bytes = self._problem, self._parts, self._tiles, self._memory_bytes
+        problem, parts, tiles = self._problem, self._parts, self._tiles
         pitches = [dense.pitch(gemm.as_lines(x, self._fp8)) for x in (a, b)]
         out_pitch = dense.pitch(out[0], straight=False)
         if None in pitches or out_pitch is None or not all(_dense(one) for one in (ends, *scales)):
@@ -148,16 +145,26 @@ class KGroups:
         strides = *pitches, out.stride(0), out_pitch // size, *of_c
         sizes = problem.k, problem.m, problem.n, tiles, kind, size, beta
         like, none = (self._somewhere,) * 3, (0,) * 3
-        index, device, current_device = self._index, self._device, torch._C._cuda_getDevice
+        index, current_device = self._index, torch._C._cuda_getDevice
+        own_memory = bytes_on(self._device, self._memory_bytes)
 
-        def run(out: Tensor, a: Tensor, b: Tensor, ends: Tensor, c: Tensor | None, *scales: Tensor | None) -> None:
+        def run(
+            out: Tensor,
+            a: Tensor,
+            b: Tensor,
+            ends: Tensor,
+            c: Tensor | None,
+            *scales: Tensor | None,
+            workspace: Tensor | None = None,
+        ) -> None:
             if current_device() != index:
                 with torch.cuda.device(index):
-                    return run(out, a, b, ends, c, *scales)
+                    return run(out, a, b, ends, c, *scales, workspace=workspace)
             left, right = a.data_ptr(), b.data_ptr()
             if (left | right) % dense.ALIGN:
-                return self._with_copies(out, a, b, ends, c, *scales)
-            memory = torch.empty(memory_bytes, dtype=torch.uint8, device=device)
+                return self._with_copies(out, a, b, ends, c, *scales, workspace=workspace)
+            # From torch's allocator and for this call alone, so that calls on several streams do not meet.
+            memory = own_memory() if workspace is None else workspace
             stream, start = raw_stream(index), memory.data_ptr()
             addresses = ends.data_ptr(), left, right, 0 if c is None else c.data_ptr(), out.data_ptr()
             for part in parts:
@@ -165,13 +172,20 @@ class KGroups:
                 part.setup(stream, like, start + part.memory, *addresses, *strides, *some, *sizes)
             at = [one.data_ptr() for one in scales if one is not None]
             for part in parts:
-                part.main(stream, none, *at, start + part.memory, part.count, part.count * tiles, *scale_pitch)
+                part.main(stream, none, *at, start + part.memory, part.count, *scale_pitch)
             return None
 
         return run
 
     def _with_copies(
-        self, out: Tensor, a: Tensor, b: Tensor, ends: Tensor, c: Tensor | None, *scales: Tensor | None
+        self,
+        out: Tensor,
+        a: Tensor,
+        b: Tensor,
+        ends: Tensor,
+        c: Tensor | None,
+        *scales: Tensor | None,
+        workspace: Tensor | None = None,
     ) -> None:
         """Copy what the kernel cannot read or write in its place."""
         with torch._C._AutoDispatchBelowAutograd(), torch.cuda.device(self._index):
@@ -180,7 +194,7 @@ class KGroups:
                 target = torch.empty(out.shape, dtype=out.dtype, device=out.device)
             left, right = (gemm.readable(x, self._fp8) for x in (a, b))
             near = (None if one is None else one.contiguous() for one in scales)
-            self(target, left, right, ends.contiguous(), c, *near)
+            self(target, left, right, ends.contiguous(), c, *near, workspace=workspace)
             if target is not out:
                 out.copy_(target)
 
@@ -237,6 +251,7 @@ class Sm90KGroups:
             workspace_bytes=run.memory_bytes,
             bind=run.bind,
             uses_torch=False,
+            takes_workspace=True,
         )
 
 

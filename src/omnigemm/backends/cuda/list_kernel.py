@@ -1,21 +1,19 @@
-"""The kernel that multiplies lists of products, which all lie in device memory: its variants, grid and parameters.
+"""The kernel that multiplies lists of products, which all lie in device memory: its variants and grid.
 
 Who makes the list differs: list_setup.py packs what the host knows, k_groups.py reads on the GPU.
 """
 
 from __future__ import annotations
 
-import struct
 from typing import Any
 
 from ...core.problem import Problem
-from . import gemm, sm90
+from . import sm90
 from .launch import Matrix
 
 MEMORY_BYTES = 464  # of device memory for a product: list_memory.cuh
 _COUNTER_BYTES = 4  # after those of all products
 _MEMORY_STEP = 512  # where the memory of each launch begins
-VALUES = f"{struct.calcsize(gemm._VALUES)}xPii"  # struct Arguments of gemm.cuh: of a list, only the end is read
 TILE_LIMIT = 2**30  # that blocks can count
 
 Turned = tuple[bool, bool]  # of A and of B: K does not lie side by side in memory

@@ -2,7 +2,8 @@
 
 Sizes, strides, addresses and factors travel as kernel parameters. A small kernel makes tensor maps and a table of them
 in device memory of this call (list_memory.cuh), and the kernel that multiplies follows. Nothing is copied from the
-host, so a CUDA graph replays what it captured.
+host, so a CUDA graph replays what it captured. Factors and sizes that are on the device stay there: the small kernel
+reads them, and what the host knows of sizes is then how much room there is.
 """
 
 from __future__ import annotations
@@ -20,17 +21,16 @@ from torch import Tensor
 from ...core import plan as core_plan
 from ...core.dtypes import name_of
 from ...core.errors import DeviceError
+from ...core.fresh import bytes_on
 from ...core.problem import Problem, layout_of
-from . import dense, gemm, list_choice, list_kernel, list_setup, sm90
+from . import arguments, dense, gemm, list_choice, list_kernel, list_setup, sm90
 from .jit import KernelSpec
 from .jit.loader import Loaded, is_loaded, load
 from .launch import Launcher, raw_stream
 from .list_kernel import Turned
-from .list_setup import Numbers, Setup, Values, factors
+from .list_setup import Numbers, Setup, Values, factors, sizes_at
 
 _BOUND_LIMIT = 64  # ways in which tensors lie that a plan remembers
-# What torch.compile's own code allocates with, on the current device: three microseconds less than torch.empty.
-_empty_strided: Any = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
 _address = Tensor.data_ptr
 
 Tensors = Sequence[Tensor]
@@ -71,7 +71,6 @@ class Part:
 
     order: list[int]
     memory: int  # where its device memory begins
-    tiles: int
     setups: list[Setup]
     launcher: Launcher
 
@@ -83,7 +82,6 @@ class Lists:
         self._problem, self._config = problem, config
         self._index, self._multiprocessors = index, multiprocessors
         self._device = torch.device("cuda", index)
-        self._quick = _empty_strided is not None and getattr(self._device, "type", "") == "cuda"
         self._layouts = layouts(problem)
         self._by_tma = problem.out_dtype != "fp32"
         self._most = list_setup.most_lines()
@@ -114,7 +112,14 @@ class Lists:
         self.bind(out, *operands)(out, *operands, workspace=workspace)
 
     def bind(
-        self, out: Tensors, a: Tensors, b: Tensors, c: Tensors | None, alpha: Numbers, beta: Numbers
+        self,
+        out: Tensors,
+        a: Tensors,
+        b: Tensors,
+        c: Tensors | None,
+        alpha: Numbers,
+        beta: Numbers,
+        sizes: Tensor | None = None,
     ) -> core_plan.Launch:
         """The launch for lists of tensors that lie like these."""
         adds = self._problem.c and c is not None
@@ -187,17 +192,17 @@ class Lists:
         main, shared_bytes = self._loaded(turned)
         setups, first = [], 0
         for here, room in list_setup.launches(count, self._most):
-            arguments = list_setup.arguments(here, room)
-            launcher = self._setup_launcher(turned, here, room, arguments.size)
-            counts = count, first, here, *map(int, turned), int(self._by_tma)
+            told = list_setup.arguments(here, room)
+            launcher = self._setup_launcher(turned, here, room, told.size)
+            counts = count, first, here, *map(int, turned), int(self._by_tma), down, across
             some = slice(first, first + here)
-            setups.append(Setup.of(launcher, arguments, counts, b"".join(lines[some]), order[some], len(out)))
+            setups.append(Setup.of(launcher, told, counts, b"".join(lines[some]), order[some], len(out)))
             first += here
         grid = list_kernel.grid(config, tiles, self._multiprocessors)
         launcher = Launcher(
-            main.kernel, grid=grid, shared_bytes=shared_bytes, **list_kernel.shape(config), values=list_kernel.VALUES
+            main.kernel, grid=grid, shared_bytes=shared_bytes, **list_kernel.shape(config), values=arguments.of_list(2)
         )
-        return Part(order, start, tiles, setups, launcher)
+        return Part(order, start, setups, launcher)
 
     def _setup_launcher(self, turned: Turned, here: int, room: int, argument_bytes: int) -> Launcher:
         return Launcher(
@@ -211,10 +216,10 @@ class Lists:
         )
 
     def _run(self, parts: Sequence[Part], total_bytes: int, count: int, adds: bool) -> core_plan.Launch:
-        index = self._index
+        index, own_memory = self._index, bytes_on(self._device, total_bytes)
         like, none = (self._somewhere,) * 3, (0,) * 3
         current_device = torch._C._cuda_getDevice
-        no_c, no_numbers = (0,) * count, (0.0,) * count
+        no_c, no_numbers, no_sizes = (0,) * count, (0.0,) * count, (0, 0, 0)
         setups = [(part.memory, setup.launcher, setup) for part in parts for setup in part.setups]
         read = [first + i for part in parts for i in part.order for first in (count, 2 * count)]  # A and B
         latest: tuple[Values, list[bytes]] = (), []
@@ -226,6 +231,7 @@ class Lists:
             c: Tensors | None,
             alpha: Numbers,
             beta: Numbers,
+            sizes: Tensor | None = None,
             workspace: Tensor | None = None,
             addresses: Sequence[int] = (),
         ) -> None:
@@ -234,44 +240,41 @@ class Lists:
                 return None
             if current_device() != index:
                 with torch.cuda.device(index):
-                    return run(out, a, b, c, alpha, beta, workspace, addresses)
+                    return run(out, a, b, c, alpha, beta, sizes, workspace, addresses)
             addresses = addresses or [*map(_address, (*out, *a, *b, *(c or ())))]
             alphas, alpha_at, alpha_step = factors(alpha)
             betas, beta_at, beta_step = factors(beta)
             values = (
                 *addresses[: 3 * count], *(addresses[3 * count : 4 * count] if adds else no_c),
-                *(alphas or no_numbers), *(betas or no_numbers), alpha_at, beta_at, alpha_step, beta_step,
+                *(alphas or no_numbers), *(betas or no_numbers),
+                alpha_at, beta_at, *(no_sizes if sizes is None else sizes_at(sizes)), alpha_step, beta_step,
             )  # fmt: skip
             known, packed = latest  # read at once: other threads write it
             if values != known:
                 if reduce(or_, map(values.__getitem__, read)) % dense.ALIGN:
-                    return self._with_copies(out, a, b, c, alpha, beta, workspace=workspace)
+                    return self._with_copies(out, a, b, c, alpha, beta, sizes, workspace=workspace)
                 packed = [setup.pack(values) for _, _, setup in setups]
                 latest = values, packed
             # From torch's allocator and for this call alone, so that calls on several streams do not meet.
-            memory = self._empty(total_bytes) if workspace is None else workspace
+            memory = own_memory() if workspace is None else workspace
             stream, start = raw_stream(index), memory.data_ptr()
-            for (at, launcher, _), arguments in zip(setups, packed, strict=True):
-                launcher(stream, like, start + at, arguments)
+            for (at, launcher, _), told in zip(setups, packed, strict=True):
+                launcher(stream, like, start + at, told)
             for part in parts:
-                part.launcher(stream, none, start + part.memory, len(part.order), part.tiles)
+                part.launcher(stream, none, start + part.memory, len(part.order))
             return None
 
         return run
-
-    def _empty(self, size: int) -> Tensor:
-        """Memory on this device, which is the current one."""
-        if self._quick:
-            made: Tensor = _empty_strided((size,), (1,), torch.uint8)
-            return made
-        return torch.empty(size, dtype=torch.uint8, device=self._device)
 
     def _with_copies(
         self,
         out: Tensors,
         a: Tensors,
         b: Tensors,
-        *others: Any,
+        c: Tensors | None,
+        alpha: Numbers,
+        beta: Numbers,
+        sizes: Tensor | None = None,
         workspace: Tensor | None = None,
         addresses: Sequence[int] = (),
     ) -> None:
@@ -283,13 +286,15 @@ class Lists:
                     continue
                 if dense.pitch(out[i], straight=False) is None:
                     targets[i] = dense.aligned(out[i])
+                    if sizes is not None:  # what is not in use stays as it was
+                        targets[i].copy_(out[i])
                 if not a[i].size(1):  # nothing is read
                     left[i], right[i] = a[i].new_empty(a[i].shape), b[i].new_empty(b[i].shape)
                     continue
                 turned = self._turned(a[i], b[i])
                 left[i] = gemm.readable(a[i], turned[0])
                 right[i] = gemm.readable(b[i].t(), turned[1]).t()
-            self(targets, left, right, *others, workspace=workspace)
+            self(targets, left, right, c, alpha, beta, sizes, workspace=workspace)
             for one, target in zip(out, targets, strict=True):
                 if target is not one:
                     one.copy_(target)

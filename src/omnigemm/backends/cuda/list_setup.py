@@ -19,15 +19,16 @@ from .launch import Launcher
 LINES, SMALL_LINES = (36, 108, 324), 36
 WARPS = 4  # of a block; each has a product
 SIZES = struct.Struct("4i2I2i3q")  # struct Sizes
-_ARGUMENTS = "6i2Q2i"  # struct Arguments between the memory and the sizes
+_ARGUMENTS = "8i3Q2q2i"  # struct Arguments between the memory and the sizes
 
 Numbers = Sequence[float] | Tensor  # a tensor is read by the device
 
 # What differs between calls with tensors that lie alike. Of all products: the addresses of D, then those of A, of B and
-# of C, the alphas and the betas; then where alpha and beta are on the device (0: they are not), and the steps from one
-# to the next.
+# of C, the alphas and the betas; then where alpha, beta and sizes are on the device (0: they are not), and the steps of
+# sizes, of alpha and of beta.
 Values = tuple[Any, ...]
 _COLUMNS = (1, 2, 3, 0, 4, 5)  # in the order in which struct Arguments has them
+_ON_DEVICE = 7
 
 
 def spec(lines: int) -> KernelSpec:
@@ -69,6 +70,11 @@ def factors(numbers: Numbers) -> tuple[Sequence[float], int, int]:
     return (), numbers.data_ptr(), numbers.stride(0) if numbers.numel() > 1 else 0
 
 
+def sizes_at(sizes: Tensor) -> tuple[int, int, int]:
+    """Where they are on the device, and how far apart those of two products, and two of one."""
+    return sizes.data_ptr(), sizes.stride(0), sizes.stride(1)
+
+
 @dataclasses.dataclass(frozen=True)
 class Setup:
     """One launch of it, for some of the products that are multiplied together."""
@@ -77,7 +83,7 @@ class Setup:
     arguments: struct.Struct  # all but the memory
     counts: tuple[int, ...]
     sizes: bytes
-    device_factors: Callable[[Values], Values]
+    on_device: Callable[[Values], Values]
     columns: Callable[[Values], Values]
 
     @classmethod
@@ -92,8 +98,8 @@ class Setup:
     ) -> Setup:
         """For those products of a list of `total`."""
         columns = itemgetter(*(column * total + i for column in _COLUMNS for i in products))
-        last = itemgetter(*range(len(_COLUMNS) * total, len(_COLUMNS) * total + 4))
+        last = itemgetter(*range(len(_COLUMNS) * total, len(_COLUMNS) * total + _ON_DEVICE))
         return cls(launcher, arguments, counts, sizes, last, columns)
 
     def pack(self, values: Values) -> bytes:
-        return self.arguments.pack(*self.counts, *self.device_factors(values), self.sizes, *self.columns(values))
+        return self.arguments.pack(*self.counts, *self.on_device(values), self.sizes, *self.columns(values))

@@ -53,6 +53,8 @@ class Sm90List:
         config, ways, count = self.choice.config, len(layouts(problem)), problem.groups
         launches = ways + max(0, count - 1) // list_choice.PRODUCT_LIMIT
         words = ["one launch for all products" if launches == 1 else f"up to {launches} launches for all products"]
+        if problem.device_sizes:
+            words.append("sizes are read on the GPU, and the config is for the largest there is room for")
         words.append(f"{config.stages} stages")
         if config.share > 1:
             words.append(f"clusters of {config.share} share loads")

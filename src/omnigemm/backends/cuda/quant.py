@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...core.dtypes import BY_NAME, name_of
 from ...core.errors import DeviceError
+from ...core.fresh import bytes_on, empty_strided_cuda
 from ...core.problem import SIZE_LIMIT
 from ...core.watched import watched
 from . import gpu
@@ -28,8 +29,6 @@ Results = tuple[Tensor, Tensor, Tensor | None]  # codes, scales and, for int8_ze
 _Run = Callable[[Tensor, Tensor | None, float, Tensor | None], Results | None]
 _Fill = Callable[[int, int, int, int, int, int, float], None]  # addresses: codes, scale, zero, x, weight, residual; eps
 
-# What torch.compile's own code allocates with, on the current device: three microseconds less than torch.empty.
-_empty_strided: Any = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
 _calls: dict[tuple[Any, ...], _Run] = {}
 
 
@@ -104,7 +103,7 @@ def quantize(
     scale = x.new_empty(shape, dtype=torch.float32)
     zero = x.new_empty(shape, dtype=torch.int32) if codec == "int8_zero" else None
     write(codes, scale, zero, x, codec, granularity, source=source, weight=weight, eps=eps, residual=residual)
-    if x.is_cuda and _empty_strided is not None:
+    if x.is_cuda and empty_strided_cuda is not None:
         run = prepared(codes, scale, x, codec, granularity, source, weight, residual)
         if run is not None:
             if len(_calls) >= _PLANS:
@@ -151,11 +150,11 @@ def prepared(
             )
             if not apart:
                 return None
-        codes = _empty_strided(shape, strides, dtype)
-        scale = _empty_strided(scale_shape, scale_strides, torch.float32)
+        codes = empty_strided_cuda(shape, strides, dtype)
+        scale = empty_strided_cuda(scale_shape, scale_strides, torch.float32)
         zero, zero_at = None, 0
         if has_zero:
-            zero = _empty_strided(scale_shape, scale_strides, torch.int32)
+            zero = empty_strided_cuda(scale_shape, scale_strides, torch.int32)
             zero_at = zero.data_ptr()
         fill(codes.data_ptr(), scale.data_ptr(), zero_at, at, weight_at, residual_at, eps)
         if residual is not None:
@@ -289,14 +288,11 @@ def _bind(
 def _bind_tensor(variant: Variant, m: int, k: int, pitch: int, device: torch.device) -> _Fill:
     index = device.index
     measure, convert, parts = _tensor_plans(variant, m, k, index)
-    quick = device.type == "cuda" and _empty_strided is not None
+    own_memory = bytes_on(device, 12 * parts)  # three numbers for each
 
     def fill(codes: int, scale: int, zero: int, x: int, weight: int, residual: int, eps: float) -> None:
         # From torch's allocator and for this call alone, so that calls on several streams do not meet.
-        if quick:
-            workspace = _empty_strided((3 * parts,), (1,), torch.int32)
-        else:
-            workspace = torch.empty(3 * parts, dtype=torch.int32, device=device)
+        workspace = own_memory()
         values = x, workspace.data_ptr(), codes, scale, zero, m, k, pitch, parts
         stream = raw_stream(index)
         measure(stream, (), *values)

@@ -1,8 +1,19 @@
 // Products of unequal sizes as one list of tiles: a product's tiles are those of a dense one, and they follow those of
-// the product before. The host knows all sizes and makes the table. Plain C++: a host compiler takes it too, and the
-// tests walk it without a GPU.
+// the product before. Plain C++: a host compiler takes it too, and the tests walk it without a GPU.
 #pragma once
 #include "common/scheduler.cuh"
+
+struct Extent {
+    int m, n, k;
+};
+
+// A size that was given, or the nearest that there is room for: bad numbers give a wrong result, never a bad address.
+OMNIGEMM_BOTH int within(int given, int room) { return given <= 0 ? 0 : given < room ? given : room; }
+
+// Tiles of a result, or packs of those that a cluster works on together.
+OMNIGEMM_BOTH int packs_of(int m, int n, int rows_each, int cols_each) {
+    return (m + rows_each - 1) / rows_each * ((n + cols_each - 1) / cols_each);
+}
 
 // A line of the table, in one read.
 struct alignas(16) Product {

@@ -95,7 +95,7 @@ struct Arguments {
 #endif
 #if LIST
     char* list;  // what list_memory.cuh says
-    int list_count, list_tiles;
+    int list_count;
 #if ELEMENT_BYTES == 1
     int scale_pitch;  // blocks of K in a row of scales, those of all products
 #endif

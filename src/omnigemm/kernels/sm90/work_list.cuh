@@ -4,9 +4,11 @@
 #include "sm90/list_memory.cuh"
 #include "sm90/tile_queue.cuh"
 
+constexpr int NONE = -1;  // instead of a tile's number
+
 // A tile, and what its product has.
 struct Place : Tile {
-    int number;  // among all tiles, or how many there are: then it is none, and the last
+    int number;  // among all tiles, or NONE: there are no more
     int which, m, n, k_blocks;
     Ending ending;
 
@@ -52,7 +54,7 @@ struct Work {
     Products products;
     TileNumbers* numbers;
     Handover* handover;
-    int tiles, share_rank, first_rank;  // in the cluster: this block, and the one that asks for tiles
+    int share_rank, first_rank;  // in the cluster: this block, and the one that asks for tiles
     // Where this thread is: in the list, if it loads, and among what is handed over.
     mutable int which;
     mutable TileNumbers::At numbers_at;
@@ -63,7 +65,6 @@ struct Work {
           products{nullptr, nullptr, arguments.list_count, TILE_ROWS * RIGHT_SHARE, TILE_COLS * LEFT_SHARE},
           numbers(nullptr),
           handover(nullptr),
-          tiles(arguments.list_tiles),
           share_rank(SHARE > 1 ? cluster_ctarank() % SHARE : 0),
           first_rank(cluster_ctarank() - share_rank),
           which(0) {}
@@ -85,7 +86,7 @@ struct Work {
     }
 
     // The thread that loads asks for tiles, finds out what they are and hands that over.
-    __device__ __forceinline__ int first_to_load() const { return blockIdx.x / CLUSTER; }
+    __device__ __forceinline__ int first_to_load() const { return if_there(blockIdx.x / CLUSTER); }
     __device__ __forceinline__ int ask(int) const {
         return share_rank == 0 ? gridDim.x / CLUSTER + atomicAdd(memory.taken(), 1) : 0;
     }
@@ -112,13 +113,19 @@ struct Work {
             else
                 number = numbers->take(numbers_at, first_rank);
         }
-        if (!has(number)) handover->give(at, Place{{}, tiles});
-        return number;
+        return if_there(number);
+    }
+    // The number of a tile, or NONE, which the others are told. How many there are is known on the device only: there
+    // may be fewer than blocks, or none at all.
+    __device__ __forceinline__ int if_there(int number) const {
+        if (number < products.ends[products.count - 1]) return number;
+        handover->give(at, Place{{}, NONE});
+        return NONE;
     }
 
     // The others work on what is handed over.
     __device__ __forceinline__ int first() const { return uniform(handover->look(at).number); }
-    __device__ __forceinline__ bool has(int number) const { return number < tiles; }
+    static __device__ __forceinline__ bool has(int number) { return number != NONE; }
     __device__ __forceinline__ int next(int) const { return first(); }
     __device__ __forceinline__ Place tile(int) const { return handover->look(at); }
     __device__ __forceinline__ void leave() const { handover->leave(at); }

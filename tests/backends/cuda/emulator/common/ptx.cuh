@@ -1,8 +1,9 @@
-// Enough of CUDA for the quantisers' kernels, and for those that prepare lists of products, to run on a processor, a
-// block after the other. It takes the place of the wrappers of the same name.
+// Enough of CUDA for the quantisers' kernels, for those that prepare lists of products, and for how the tiles of a list
+// are handed out, to run on a processor, a block after the other. It takes the place of the wrappers of the same name.
 //
 // The threads of a block are fibres. Each runs up to the next point where they meet, a barrier or a shuffle, and then
-// the next one does: all threads of these kernels pass the same points, so every such point is a barrier.
+// the next one does: all threads of these kernels pass the same points, so every such point is a barrier. Where roles
+// differ, that holds for the threads of a warp.
 #pragma once
 #include <ucontext.h>
 
@@ -21,13 +22,14 @@ struct uint2 {
 struct uint4 {
     u32 x, y, z, w;
 };
-struct Place {
+struct Coordinate {
     int x;
 };
-static Place threadIdx, blockIdx, blockDim, gridDim;
+static Coordinate threadIdx, blockIdx, blockDim, gridDim;
 
 namespace emulator {
-constexpr int MOST = 512, STACK = 32 * 1024;
+constexpr int MOST = 512, STACK = 32 * 1024, ROUNDS = 100000;
+static bool gave_up;  // threads wait for one another, and nobody comes
 static ucontext_t outside, fibres[MOST];
 static char stacks[MOST][STACK];
 static bool done[MOST];
@@ -53,8 +55,10 @@ inline void run_block() {
         makecontext(&fibres[i], start, 0);
         done[i] = false;
     }
-    for (bool any = true; any;) {
+    int rounds = 0;
+    for (bool any = true; any && !gave_up;) {
         any = false;
+        gave_up = ++rounds > ROUNDS;
         for (int i = 0; i < blockDim.x; ++i) {
             if (done[i]) continue;
             threadIdx.x = i;
@@ -66,7 +70,8 @@ inline void run_block() {
 inline void launch(void (*kernel)(), int grid, int threads) {
     body = kernel;
     gridDim.x = grid, blockDim.x = threads;
-    for (blockIdx.x = 0; blockIdx.x < grid; ++blockIdx.x) run_block();
+    gave_up = false;
+    for (blockIdx.x = 0; blockIdx.x < grid && !gave_up; ++blockIdx.x) run_block();
 }
 }  // namespace emulator
 
@@ -118,6 +123,38 @@ void tensormap_replace_global_stride(TensorMap* map, u64 bytes) {
 inline void tensormap_cp_fenceproxy(TensorMap* target, const TensorMap* map) {
     if (threadIdx.x % 32 == 0) *target = *map;
 }
+inline void fence_proxy_tensormap_acquire(const TensorMap*) {}
+
+// Barriers that count who arrives. Who waits for one lets the others go on; blocks are alone in their clusters.
+struct Barrier {
+    unsigned short expected, arrived;
+    u32 phase;
+};
+inline void mbarrier_init(u64* at, int expected) {
+    *reinterpret_cast<Barrier*>(at) = {static_cast<unsigned short>(expected), 0, 0};
+}
+inline void mbarrier_arrive(u64* at) {
+    Barrier* barrier = reinterpret_cast<Barrier*>(at);
+    if (++barrier->arrived < barrier->expected) return;
+    barrier->arrived = 0;
+    barrier->phase ^= 1;
+}
+inline void mbarrier_wait(u64* at, u32 phase) {
+    while (reinterpret_cast<volatile Barrier*>(at)->phase == phase) emulator::meet();
+}
+inline void fence_mbarrier_init() {}
+inline u32 cluster_ctarank() { return 0; }
+u32 mapa(const void*, u32);
+void st_async(u32, int, u32);
+void mbarrier_arrive_in(u64*, u32);
+void mbarrier_arrive_expect_tx_in(u64*, u32, u32);
+inline int atomicAdd(int* at, int value) {
+    const int before = *at;
+    *at += value;
+    return before;
+}
+inline int uniform(int value) { return value; }
+
 inline void griddepcontrol_wait() {}
 inline void griddepcontrol_launch_dependents() {}
 inline int max(int a, int b) { return a > b ? a : b; }
