@@ -272,15 +272,24 @@ def test_sizes_are_not_waited_for() -> None:
     made.check()
 
 
-def test_who_cannot_take_them_says_so_once() -> None:
-    a, b = [torch.zeros(4, 4, device="cuda")], [torch.zeros(4, 4, device="cuda")]
-    sizes = torch.full((1, 3), 4, dtype=torch.int32, device="cuda")
-    with pytest.raises(omnigemm.UnsupportedError, match=r"blas/.*sizes is a tensor"):
-        omnigemm.grouped_gemm(a, b, sizes=sizes)
-    with pytest.raises(omnigemm.UnsupportedError, match="sizes is a tensor"):
-        omnigemm.grouped_gemm([a[0].bfloat16()], [b[0].bfloat16()], sizes=sizes, backend="blas")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_blas_waits_for_them(dtype: torch.dtype) -> None:
+    a, b = (torch.randn(6, 6, device="cuda").to(dtype) for _ in range(2))
+    out = torch.full((6, 6), 7.0, device="cuda", dtype=dtype)
+    sizes = torch.tensor([[3, 4, 5]], dtype=torch.int32, device="cuda")
+    backend = None if dtype == torch.float32 else "blas"
+    omnigemm.grouped_gemm([a], [b], sizes=sizes, out=[out], backend=backend)
+    expected = a[:3, :5].double() @ b[:5, :4].double()
+    assert torch.allclose(out[:3, :4].double(), expected, rtol=0.01, atol=0.02)
+    assert (out[3:] == 7.0).all()
+    assert (out[:, 4:] == 7.0).all()
+    sizes[0, 1] = 7
+    before = out.clone()
+    with pytest.raises(omnigemm.ShapeError, match=r"sizes\[0, 1\] is 7"):
+        omnigemm.grouped_gemm([a], [b], sizes=sizes, out=[out], backend=backend)
+    assert torch.equal(out, before)
     with pytest.raises(omnigemm.DeviceError, match="sizes is on cpu, expected cuda:0"):
-        omnigemm.grouped_gemm(a, b, sizes=sizes.cpu())
+        omnigemm.grouped_gemm([a], [b], sizes=sizes.cpu())
 
 
 def test_plans_in_memory_of_their_callers() -> None:

@@ -118,8 +118,37 @@ def test_factors_on_the_device_are_read_by_the_host(standin: Any) -> None:
         beta.add_(1)
     captures[0] = True
     before = [one.clone() for one in out]
-    with pytest.raises(omnigemm.DeviceError, match="alpha or beta is on the device and must be read by the host"):
+    with pytest.raises(
+        omnigemm.DeviceError, match="alpha, beta or sizes is on the device and must be read by the host"
+    ):
         launch(out, a, b, c, alpha, beta)
+    assert all(torch.equal(one, own) for one, own in zip(out, before, strict=True))
+
+
+def test_sizes_on_the_device_are_read_by_the_host(standin: Any) -> None:
+    """In every call; what lies beside is not touched, and sizes that do not fit are refused before anything is."""
+    captures = [False]
+    found = kernel(opened(standin, by=caller(capturing=lambda: captures[0])))
+    a, b, c = lists(torch.float32)
+    sizes = torch.tensor([[*one.shape, x.size(1)] for one, x in zip(c, a, strict=True)], dtype=torch.int32)
+    ones, zeros = [1.0] * len(a), [0.0] * len(a)
+    launch = found.groups.bind(c, a, b, None, ones, zeros, sizes)
+    for less in (0, 1):
+        sizes.sub_(less).clamp_(min=0)
+        out = [torch.full_like(one, 7.0) for one in c]
+        launch(out, a, b, None, ones, zeros, sizes)
+        for one, x, y, (m, n, k) in zip(out, a, b, sizes.tolist(), strict=True):
+            expected = torch.full_like(one, 7.0, dtype=torch.float64)
+            expected[:m, :n] = x[:m, :k].double() @ y[:k, :n].double()
+            assert torch.allclose(one.double(), expected, atol=1e-4)
+    before = [one.clone() for one in out]
+    with pytest.raises(omnigemm.ShapeError, match=r"sizes\[0, 0\] is 99"):
+        launch(
+            out, a, b, None, ones, zeros, sizes.index_put((torch.tensor(0), torch.tensor(0)), torch.tensor(99).int())
+        )
+    captures[0] = True
+    with pytest.raises(omnigemm.DeviceError, match="sizes is on the device and must be read by the host"):
+        launch(out, a, b, None, ones, zeros, sizes)
     assert all(torch.equal(one, own) for one, own in zip(out, before, strict=True))
 
 

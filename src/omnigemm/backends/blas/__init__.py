@@ -105,8 +105,6 @@ def takes(vendor: Vendor, problem: Problem) -> Support:
         return Support(False, f"a BLAS multiplies {', '.join(_FLOATS)} with the same type, not {operands}")
     if problem.out_dtype not in (problem.a_dtype, "fp32"):
         return Support(False, f"{vendor.title} has no {problem.out_dtype} result of {problem.a_dtype}")
-    if problem.device_sizes:
-        return Support(False, "sizes is a tensor: a BLAS wants the sizes of matrices on the host; pass parts of them")
     if problem.batch > LIMIT:
         return Support(False, f"batch is {problem.batch}, expected at most {LIMIT}")
     return Support(True, vendor.title)

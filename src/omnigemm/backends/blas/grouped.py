@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...core.dtypes import name_of
 from ...core.errors import DeviceError
-from ...core.groups import Factors, read_factors
+from ...core.groups import Factors, in_use, read_factors
 from ...core.plan import Launch
 from ..cpu import k_groups
 from ..cpu.grouped import contiguous_rows, masked_rows
@@ -52,11 +52,11 @@ class Grouped:
         c: Tensors | None,
         alpha: Factors,
         beta: Factors,
-        sizes: None = None,  # that are a tensor were refused
+        sizes: Tensor | None = None,
     ) -> Launch:
         """The launch for lists of tensors that lie like these."""
-        if isinstance(alpha, Tensor) or isinstance(beta, Tensor):
-            return self._with_read_factors
+        if sizes is not None or isinstance(alpha, Tensor) or isinstance(beta, Tensor):
+            return self._with_read_numbers
         # Groups with nothing to add up are beta C, which is not the vendor's business.
         full = [i for i in range(len(out)) if out[i].numel() and a[i].size(1)]
         rest = [i for i in range(len(out)) if not (out[i].numel() and a[i].size(1))]
@@ -67,7 +67,7 @@ class Grouped:
             return self._loop(range(len(out)), out, a, b, c, alpha, beta)
         return self._at_once(full, forms, out, a, self._loop(rest, out, a, b, c, alpha, beta))
 
-    def _with_read_factors(
+    def _with_read_numbers(
         self,
         out: Tensors,
         a: Tensors,
@@ -75,14 +75,17 @@ class Grouped:
         c: Tensors | None,
         alpha: Factors,
         beta: Factors,
-        sizes: None = None,
+        sizes: Tensor | None = None,
     ) -> None:
         """Numbers that are on the device are the host's business here: it waits for them."""
         if self._product.caller.capturing():
             raise DeviceError(
-                "grouped_gemm: alpha or beta is on the device and must be read by the host, which a CUDA graph cannot "
-                "capture; give them as numbers, or use backend='cuda' where it takes these products"
+                "grouped_gemm: alpha, beta or sizes is on the device and must be read by the host, which a CUDA graph "
+                "cannot capture; give numbers and parts of the matrices, or use backend='cuda' where it takes these "
+                "products"
             )
+        if sizes is not None:
+            out, a, b, c = in_use(sizes, out, a, b, c)
         self(out, a, b, c, read_factors(alpha, len(out)), read_factors(beta, len(out)))
 
     def _loop(

@@ -35,7 +35,7 @@ _ARRIVING, _SHARED, _SHARED_BY_TWO = 54.3, 128.0, 99.2
 # Of operands whose rows begin anywhere: what a multiprocessor gets by itself, and how much more L2 has to do where
 # rows begin at odd multiples of 16 bytes, or of 32 and more.
 _ASKED, _ODD, _STRADDLING = 52.2, 2.96, 1.31
-_ARRIVAL = 3200.0  # from asking for a stage until it is there, when all do
+_ARRIVAL, _ARRIVAL_SPLIT = 3200.0, 1400.0  # from asking for a stage until it is there, when all do
 _EVEN, _NEXT_BLOCK, _NEXT_TILE, _NEXT_TILE_DENSE = 0.405, 1780.0, 14.9, 15.2
 _TOKEN_OUT, _TOKEN_SENT = 13.4, 10.3
 _START_SWAP, _START_SPLIT, _START_LATE, _START_ROWS, _START_DENSE = 1.667e-6, 0.244e-6, 1.037e-6, 1.731e-6, 1.467e-6
@@ -196,10 +196,8 @@ def _split_rows(variant: Variant, m: int, gpu: Gpu) -> Iterator[Config]:
 
 
 def _clusters(blocks: int, gpu: Gpu) -> int:
-    """How many clusters of so many blocks run at a time: a cluster lies in one of the chip's parts."""
-    if blocks <= 2:
-        return gpu.multiprocessors // blocks
-    return min(gpu.multiprocessors // blocks, sum(part // blocks for part in gpu.parts))
+    """How many clusters of so many blocks run at a time, if each block has a multiprocessor."""
+    return min(gpu.multiprocessors // blocks, gpu.clusters[blocks - 1])
 
 
 def seconds(config: Config, variant: Variant, m: int, gpu: Gpu) -> float:
@@ -243,7 +241,8 @@ def seconds(config: Config, variant: Variant, m: int, gpu: Gpu) -> float:
     places = clusters * config.cluster
     rounds = float(_whole(blocks, places * config.blocks_per_sm))
     # A ring of few stages waits for each of them.
-    each = _whole(k_blocks, config.split) * max(chain, together * unit, _ARRIVAL / config.stages)
+    arrival = _ARRIVAL if config.swap or config.persistent else _ARRIVAL_SPLIT
+    each = _whole(k_blocks, config.split) * max(chain, together * unit, arrival / config.stages)
     if not config.persistent:
         # Sums go to the blocks that own them, and out, of swapped operands after they are turned.
         if config.swap:

@@ -20,8 +20,9 @@ class Gpu:
     dense_clock: float = 1.65e9  # under full load of the tensor cores, where power is
     memory: float = 4.5e12  # bytes a second, read
     l2: float = 1.6e13  # bytes a second, from L2 to the multiprocessors
-    # Multiprocessors that clusters find room in, as far as times tell: so many clusters of 3 to 8 blocks ran at a time.
-    parts: tuple[int, ...] = (18, 16, 16, 16, 16, 16, 16, 12)
+    # Of 1 to 8 blocks, with a multiprocessor for each block: as many as the driver of an H200 says. A cluster lies in
+    # one of the chip's parts, and these are cut unevenly.
+    clusters: tuple[int, ...] = (132, 66, 39, 30, 22, 17, 15, 15)
 
     @property
     def table(self) -> str:
