@@ -29,18 +29,21 @@ _SWAP_DEPTHS = {
 
 
 # The model's constants: cycles, bytes a cycle, parts of a whole, seconds.
-_CHAIN, _CHAIN_ROWS, _PROMOTION, _ADDITION = 266.0, 166.0, 2.19, 0.814
-_BUSY, _BUSY_DENSE, _BUSY_DENSE_2, _BUSY_STRAIGHT_2 = 0.78, 0.964, 0.917, 0.806
-_ARRIVING, _SHARED, _SHARED_BY_TWO = 54.3, 128.0, 99.2
+_CHAIN, _CHAIN_ROWS, _PROMOTION, _ADDITION = 208.0, 126.0, 1.66, 0.854
+_BUSY, _BUSY_DENSE, _BUSY_DENSE_2, _BUSY_STRAIGHT_2 = 0.717, 0.964, 0.917, 0.806
+_ARRIVING, _SHARED, _SHARED_BY_TWO = 58.0, 135.0, 105.0
 # Of operands whose rows begin anywhere: what a multiprocessor gets by itself, and how much more L2 has to do where
 # rows begin at odd multiples of 16 bytes, or of 32 and more.
-_ASKED, _ODD, _STRADDLING = 52.2, 2.96, 1.31
-_ARRIVAL, _ARRIVAL_SPLIT = 3200.0, 1400.0  # from asking for a stage until it is there, when all do
-_EVEN, _NEXT_BLOCK, _NEXT_TILE, _NEXT_TILE_DENSE = 0.405, 1780.0, 14.9, 15.2
-_TOKEN_OUT, _TOKEN_SENT = 13.4, 10.3
-_START_SWAP, _START_SPLIT, _START_LATE, _START_ROWS, _START_DENSE = 1.667e-6, 0.244e-6, 1.037e-6, 1.731e-6, 1.467e-6
-_BETWEEN, _COLUMN_OUT, _START_SPLIT_ROWS, _CROWDED = 13.0, 5.0, 1.9e-6, 0.1
-_OVERLAP, _OF_MEMORY, _OF_L2 = 0.557, 1.02, 0.889
+_ASKED, _ODD, _STRADDLING = 51.3, 2.89, 1.45
+_ARRIVAL, _ARRIVAL_SPLIT = 2990.0, 1490.0  # from asking for a stage until it is there, when all do
+_EVEN, _NEXT_BLOCK, _NEXT_TILE, _NEXT_TILE_DENSE = 0.514, 2240.0, 14.0, 15.2
+_TOKEN_OUT, _TOKEN_SENT = 13.3, 7.21
+_START_SWAP, _START_SPLIT, _START_LATE = 1.69e-6, 0.111e-6, 0.342e-6
+_START_ROWS, _START_DENSE, _START_SPLIT_ROWS = 1.65e-6, 1.47e-6, 1.63e-6
+# Of a K that is split without swapping: bytes of sums that a block gets to the others, and what a column costs.
+_BETWEEN, _COLUMN_OUT = 11.9, 18.1
+_CROWD, _CROWDED = 182000.0, 0.046  # bytes on their way, and how much longer memory takes for twice as many
+_OVERLAP, _OF_MEMORY, _OF_L2 = 0.422, 1.05, 0.912
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,7 +264,7 @@ def seconds(config: Config, variant: Variant, m: int, gpu: Gpu) -> float:
         start = _START_DENSE if dense else _START_ROWS
     if not dense:
         waiting = together * min(config.stages, _whole(k_blocks, config.split)) * config.stage_bytes
-        memory *= 1.0 + _CROWDED * max(0.0, waiting / _CALM - 1.0)
+        memory *= 1.0 + _CROWDED * max(0.0, waiting / _CROWD - 1.0)
     time = cycles / (gpu.dense_clock if dense else gpu.clock)
     _, second, longest = sorted((memory, l2, time))
     return start + longest + _OVERLAP * second
