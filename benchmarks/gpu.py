@@ -33,7 +33,8 @@ ROOT = Path(__file__).resolve().parents[1]
 WEIGHTS = ((576, 7168), (2112, 7168), (4096, 7168), (7168, 2048), (7168, 16384), (24576, 1536), (32768, 512))
 ROWS = (1, 16, 64, 128, 4096)
 FEW = 128
-TESTS_AT_ONCE = 6
+TESTS_AT_ONCE = 10
+LONGEST = ("test_fused_quantizers.py", "test_grouped_cuda.py", "test_fp8_configs.py")  # begin first
 SLOWEST = 6  # kernels that are compiled again by themselves
 SHAPES = (*((m, n, k) for n, k in WEIGHTS for m in ROWS), (8192, 8192, 8192))
 GRANULARITIES = {"fp8_block": "128x128", "fp8_token": "token", "fp8_tensor": "tensor"}
@@ -53,7 +54,7 @@ def floor_us(m: int, n: int, k: int) -> float:
 
 def run_tests() -> dict[str, int]:
     """Each file in a process of its own, some at a time: most of the time goes into compiling."""
-    files = sorted((ROOT / "tests" / "gpu").glob("test_*.py"))
+    files = sorted((ROOT / "tests" / "gpu").glob("test_*.py"), key=lambda path: path.name not in LONGEST)
     with ThreadPoolExecutor(TESTS_AT_ONCE) as pool:
         counts = list(pool.map(run_file, files))
     total = {word: sum(one.get(word, 0) for one in counts) for word in ("passed", "failed", "skipped")}

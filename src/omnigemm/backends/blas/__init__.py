@@ -34,6 +34,8 @@ _OPS = ("gemm", "grouped_gemm", *_ROWS)
 _DOUBT = 0.97
 # While the host waits for a list's alpha and beta, nothing is queued, and nothing can be captured: it counts as slower.
 _WAITING = 3.0
+# Who has a list's sizes on the device does so in order not to wait: any other way is taken before this one.
+_LAST = 1.0  # a second
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +72,8 @@ class BlasKernel:
     def cost(self, problem: Problem, device: torch.device) -> float:
         if problem.op == "grouped_gemm":
             seconds = estimate.list_seconds(problem, self._at_once(problem))
+            if problem.device_sizes:
+                return seconds + _LAST
             return _WAITING * seconds if problem.device_factors else seconds
         if problem.op == "gemm":
             return _DOUBT * estimate.seconds(problem)
