@@ -215,6 +215,13 @@ def _tip(shape: str, name: str, us: float, floor: float) -> str:
     return f"{shape}, {name}: {us:.2f} us, {us / floor:.2f} times the floor of {floor:.2f} us"
 
 
+def _of_older_kernels(record: Mapping[str, Any], op: str) -> str | None:
+    """What to say of rows that a record took over from the one before."""
+    own = record["source_hash"]
+    old = any(row.get("source_hash", own) != own for row in record["rows"] if row["op"] == op)
+    return "times of older kernels" if old else None
+
+
 def figure(record: Mapping[str, Any], op: str, points: Sequence[Point], peers: Mapping[str, int]) -> str:
     """A standalone SVG. `peers` are those of the whole record, so that each looks the same in every figure."""
     here = {name: index for name, index in peers.items() if any(name in point.peers for point in points)}
@@ -231,8 +238,9 @@ def figure(record: Mapping[str, Any], op: str, points: Sequence[Point], peers: M
     driver = f", driver {record['driver']}" if record["driver"] else ""
     add(paragraph(y, f"torch {record['versions']['torch']}{driver}", ""))
     add(paragraph(y + 2, _sentence(first), "small"))
-    if record["stale"]:
-        add(paragraph(y + 2, f"Stale: {record['stale']}", "warn"))
+    stale = record["stale"] or _of_older_kernels(record, op)
+    if stale:
+        add(paragraph(y + 2, f"Stale: {stale}", "warn"))
     add(legend(y + 14, here))
     few = [point for point in points if point.m <= FEW_ROWS]
     many = [point for point in points if point.m > FEW_ROWS]

@@ -106,6 +106,15 @@ def test_chosen_operation_and_stale_record(tmp_path: Path) -> None:
     assert "Stale: kernels changed" in texts(path)
 
 
+def test_operations_whose_times_are_of_older_kernels_say_so(tmp_path: Path) -> None:
+    record = small_record()
+    record["rows"][3]["source_hash"] = "of long ago"
+    assert plot(tmp_path, record).exit_code == 0
+    figures = tmp_path / "figures"
+    assert "Stale: times of older kernels" in texts(figures / "some-gpu-fp8_token.svg")
+    assert not any("Stale" in one for one in texts(figures / "some-gpu-fp8_block.svg"))
+
+
 def test_groups_have_their_number(tmp_path: Path) -> None:
     record = small_record()
     record["rows"] += [row("grouped_masked_fp8_block", "G32x20x64x128", 3.0, first=4.0), row("other", "1x2x3", 2.5)]

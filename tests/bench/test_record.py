@@ -85,3 +85,14 @@ def test_driver_writes_the_required_table(tmp_path):
     assert all(set(row["peers"]) == {"torch fp32", "torch bf16"} for row in made["rows"])
     assert made["gpu"] is None
     assert "perf_counter_ns" in made["method"]
+
+
+def test_rows_that_were_not_measured_anew_are_kept_and_marked():
+    def row(op, shape, **more):
+        return {"op": op, "shape": shape, "us": 1.0, "floor_us": None, "peers": {}, "config": {}, **more}
+
+    before = record.new([row("a", "1x2"), row("a", "3x4"), row("b", "1x2", source_hash="first")], "", "second")
+    now = record.new([row("a", "1x2")], "", "third")
+    record.keep_rows(now, before)
+    kept = [(one["op"], one["shape"], one.get("source_hash")) for one in now["rows"]]
+    assert kept == [("a", "1x2", None), ("a", "3x4", "second"), ("b", "1x2", "first")]

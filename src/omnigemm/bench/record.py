@@ -92,6 +92,14 @@ def new(rows: Sequence[Mapping[str, Any]], method: str, source_hash: str | None 
     }
 
 
+def keep_rows(record: dict[str, Any], before: Mapping[str, Any]) -> None:
+    """Add what another record has measured and this one has not. Such rows say which kernels they are of."""
+    anew = {(one["op"], one["shape"]) for one in record["rows"]}
+    record["rows"] += [
+        {"source_hash": before["source_hash"], **one} for one in before["rows"] if (one["op"], one["shape"]) not in anew
+    ]
+
+
 def file_name(processor_name: str) -> str:
     """A file name from a processor's name: 'Intel(R) Xeon(R) Gold' -> 'intel-xeon-gold.json'."""
     plain = re.sub(r"\((?:r|tm|c)\)", " ", processor_name.lower())
