@@ -152,7 +152,13 @@ struct Loader {
     const TensorMap *left, *right;
     const Arguments& arguments;
 
+    // Of a group's last tile the second half of the rows may be missing. The block that would load them for both that
+    // share them then loads nothing.
+    __device__ __forceinline__ bool half(const Place& tile) const {
+        return GROUPED && !SWAP && WAVES == 2 && LEFT_SHARE == 2 && work.waves(tile, 0) == 1;
+    }
     __device__ __forceinline__ void load(bool the_left, int stage, int block, const Place& tile) const {
+        if (the_left && work.share_rank == 1 && half(tile)) return;
         char* target = shared.stages + stage * STAGE_BYTES;
         u64* full = &shared.ring->full[stage];
         const int before = the_left == SWAP ? tile.b_row(arguments) : tile.a_row(arguments);
@@ -164,7 +170,7 @@ struct Loader {
                                                                tile.col * TILE_COLS, work);
     }
     __device__ __forceinline__ void load_weights(int stage, int block, const Place& tile) const {
-        mbarrier_arrive_expect_tx(&shared.ring->full[stage], STAGE_BYTES);
+        mbarrier_arrive_expect_tx(&shared.ring->full[stage], half(tile) ? STAGE_BYTES - LEFT_BYTES / 2 : STAGE_BYTES);
         load(SWAP, stage, block, tile);
     }
 
