@@ -20,7 +20,7 @@ struct WorkOfOne : WorkInOne {
         end_block = min(groups * (split_rank + 1) / SPLIT * SCALES_AT_ONCE, end);
     }
     // This block's tile of a pack.
-    __device__ __forceinline__ Tile own(const Tile& pack) const {
+    __device__ __forceinline__ Tile own(Tile pack) const {
         return {pack.row * RIGHT_SHARE + (RIGHT_SHARE > 1 ? share_rank : 0),
                 pack.col * LEFT_SHARE + (LEFT_SHARE > 1 ? share_rank : 0)};
     }
