@@ -15,6 +15,8 @@ from omnigemm.backends.cuda.sm90 import Config, Variant
 SMALL = Config(False, 1, 1, 64, 2)
 FP8 = Variant(128, 128, "e4m3", "e4m3", "1x128", "1x128", "bf16", out_by_tma=True)
 BF16 = Variant(128, 128, "bf16", "bf16", "none", "none", "bf16", out_by_tma=True)
+INT8 = Variant(128, 128, "int8", "int8", "token", "channel", "bf16", out_by_tma=True)
+BATCHED = {"batched": True}
 GROUPED = {"grouping": "contiguous"}
 LIST = {"n": 0, "k": 0, "grouping": "list"}
 
@@ -27,6 +29,8 @@ def before(format: str, last: str) -> int:
 CASES = {
     "fp8": (FP8, {}, arguments.of_product(1), "a_zero", before(arguments.of_product(1), "PP")),
     "bf16": (BF16, {}, arguments.of_product(2), "c_type", before(arguments.of_product(2), "i")),
+    "int8 batch": (INT8, BATCHED, arguments.of_batch(1), "out_step", before(arguments.of_batch(1), "qqiiiiii")),
+    "bf16 batch": (BF16, BATCHED, arguments.of_batch(2), "out_step", before(arguments.of_batch(2), "qqiiiiii")),
     "fp8 groups": (FP8, GROUPED, arguments.of_groups(1), "groups", before(arguments.of_groups(1), "Piiiii")),
     "bf16 groups": (BF16, GROUPED, arguments.of_groups(2), "groups", before(arguments.of_groups(2), "Piiiii")),
     "fp8 list": (FP8, LIST, arguments.of_list(1), "list", before(arguments.of_list(1), "Pii")),

@@ -130,6 +130,19 @@ def test_int8_sums_that_could_overflow_are_refused() -> None:
     assert answer.reason == "k is 131072: sums of int8 products fit in 32 bits up to k = 131071"
 
 
+def test_batches_that_cannot_be_counted_are_refused() -> None:
+    assert BACKEND.supports_on(describe("int8_gemm", m=16, n=256, k=512, batch=65536), H200)
+    for words, sizes in {
+        "a has 2147483648 rows in all products": {"m": 2**16, "n": 8, "batch": 2**15},
+        "b has 2147483648 rows in all products": {"m": 8, "n": 2**16, "batch": 2**15},
+        "up to 4294967296 tiles": {"m": 2**14, "n": 2**14, "batch": 2**11},
+    }.items():
+        answer = BACKEND.supports_on(describe("int8_gemm", k=16, **sizes), H200)
+        assert not answer
+        assert words in answer.reason
+    assert BACKEND.supports_on(describe("int8_gemm", m=2**30, n=2**20, k=16), H200), "a single product has no batch"
+
+
 @pytest.mark.parametrize("capability", [(8, 0), (8, 9), (10, 0), (12, 0)])
 def test_other_generations_are_refused(capability: tuple[int, int]) -> None:
     """Code for sm_90a runs on nothing else, newer chips included."""
@@ -184,6 +197,16 @@ def test_kernels_say_when_operands_are_copied(change: dict[str, object], copied:
     assert ("operands are copied" in BACKEND.kernels(one, device)[0].supports(one, device).reason) == copied
 
 
+def test_batches_of_nothing_need_no_kernel() -> None:
+    for op, others in (("gemm", (None, 1.0, 0.0)), ("int8_gemm", (None,) * 4)):
+        one = describe(op, m=2, n=3, k=4, batch=0)
+        assert BACKEND.specs(one, H200) == ()
+        (kernel,) = dense.kernels(one, H200)
+        out = torch.empty(0, 2, 3)
+        kernel.plan(one, torch.device("cuda")).launch(out, None, None, *others)
+        assert out.shape == (0, 2, 3)
+
+
 @pytest.mark.usefixtures("_two_gpus")
 @pytest.mark.parametrize("size", ["m", "n", "k"])
 def test_products_of_nothing_need_no_kernel(size: str) -> None:
@@ -209,7 +232,7 @@ def test_results_go_out_by_the_copy_engine_where_rows_allow(change: dict[str, ob
     assert variant.out_by_tma == by_tma
     # The rest is the problem's own.
     for field in dataclasses.fields(sm90.Variant):
-        if field.name not in ("out_by_tma", "a_turned", "b_turned", "grouping"):
+        if field.name not in ("out_by_tma", "a_turned", "b_turned", "batched", "grouping"):
             assert getattr(variant, field.name) == getattr(one, field.name)
 
 

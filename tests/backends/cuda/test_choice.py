@@ -210,3 +210,33 @@ def test_what_is_chosen_compiles_without_spills(
 ) -> None:
     """A config that spills is not what the model or the measurement had in mind, and a warning to the user."""
     compiles_clean(results[i])
+
+
+# ------------------------------------------------------------------------------------------------ batches
+
+
+@pytest.mark.parametrize("m", [1, 16, 64, 128, 1000])
+def test_batches_have_legal_configs_that_take_longer_with_more(m: int) -> None:
+    what = Variant(512, 128, "bf16", "bf16", "none", "none", "bf16", batched=True)
+    times = []
+    for batch in (2, 16, 128, 4096):
+        found = choices(what, m, H200, batch=batch)
+        assert all(what.fault(one.config) is None for one in found)
+        assert not any(one.measured for one in found)
+        times.append(found[0].seconds)
+    assert times == sorted(times)
+    assert times[-1] > 10 * times[0]
+
+
+def test_tables_are_for_single_products() -> None:
+    (n, k), m = (576, 7168), 1
+    assert choices(variant(n, k), m, H200)[0].measured
+    assert not choices(variant(n, k), m, H200, batch=2)[0].measured
+
+
+def test_batches_alike_share_an_answer() -> None:
+    """One that is another in each call must not cost the host milliseconds each time."""
+    for batch in range(1, 5000):
+        asked = choice._alike_batch(batch)
+        assert batch <= asked <= batch * 17 / 16
+    assert [choice._alike_batch(batch) for batch in (1, 2, 31, 33, 1000)] == [1, 2, 31, 34, 1024]

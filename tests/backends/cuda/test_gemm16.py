@@ -60,9 +60,30 @@ def test_whoever_was_measured_faster_is_taken(ratio: float, wins: bool) -> None:
     assert (dense.Sm90Dense(one, ours, H200).cost(one, DEVICE) < estimate.seconds(one)) == wins
 
 
-def test_batches_are_left_to_the_library() -> None:
-    one = gemm(m=64, n=512, k=128, batch=64)
-    assert dense.kernels(one, H200)[0].cost(one, DEVICE) > estimate.seconds(one)
+def test_batches_must_be_well_ahead_of_the_library() -> None:
+    """No batch was measured, so the model has to be a fifth ahead, whatever the rows."""
+    for m in (1, 64, 4096):
+        one = gemm(m=m, n=512, k=128, batch=64)
+        kernel = dense.kernels(one, H200)[0]
+        assert isinstance(kernel, dense.Sm90Dense)
+        assert not kernel.choice.measured
+        assert kernel.cost(one, DEVICE) == pytest.approx(1.25 * kernel.choice.seconds)
+    large = gemm(m=4096, n=4096, k=4096, batch=4)
+    assert dense.kernels(large, H200)[0].cost(large, DEVICE) > estimate.seconds(large)
+
+
+def test_a_batch_is_one_launch() -> None:
+    """Which explain says, and which costs less than a launch for each product."""
+    single, many = gemm(m=8, n=4096, k=7168), gemm(m=8, n=4096, k=7168, batch=3)
+    alone, together = dense.kernels(single, H200)[0], dense.kernels(many, H200)[0]
+    assert "one launch for 3 products" in together.supports(many, DEVICE).reason
+    assert "launch for" not in alone.supports(single, DEVICE).reason
+    assert "_batch_" in together.name
+    assert "_batch_" not in alone.name
+    assert isinstance(together, dense.Sm90Dense)
+    assert together.choice.seconds < 3 * choice.modelled(dense.variant_of(single), 8, H200)[0].seconds
+    (spec,) = dense.specs(many, H200)
+    assert spec.name == f"omnigemm_{together.name}"
 
 
 def test_estimates_grow_with_the_work() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu import group_cases, test_fp8_configs, test_gemm16, test_grouped_configs, test_int8
+from gpu import group_cases, test_batches, test_fp8_configs, test_gemm16, test_grouped_configs, test_int8
 from omnigemm.backends.cuda.sm90 import Config
 
 
@@ -14,9 +14,11 @@ from omnigemm.backends.cuda.sm90 import Config
         (test_fp8_configs.CONFIGS, test_fp8_configs.CASES),
         (test_gemm16.CONFIGS, test_gemm16.CASES),
         (test_int8.CONFIGS, test_int8.CASES),
+        (test_gemm16.CONFIGS, test_batches.CASES_16),
+        (test_int8.CONFIGS, test_batches.CASES_INT8),
         (group_cases.CONFIGS | group_cases.CONFIGS_16, test_grouped_configs.CASES),
     ],
-    ids=["fp8", "16 bits", "int8", "groups"],
+    ids=["fp8", "16 bits", "int8", "batches in 16 bits", "int8 batches", "groups"],
 )
 def test_every_config_has_cases(configs: dict[str, Config], cases: dict[str, tuple[Config, object]]) -> None:
     tried = {config for config, _ in cases.values()}

@@ -16,6 +16,10 @@ extern "C" void tile(int index, int tiles_m, int tiles_n, int band, int* m, int*
     *m = one.row;
     *n = one.col;
 }
+extern "C" void tile_of_batch(int index, int tiles_m, int tiles_n, int band, int* out) {
+    const BatchTile one = batch_tile(index, tiles_m, tiles_n, band);
+    out[0] = one.product, out[1] = one.tile.row, out[2] = one.tile.col;
+}
 """
 
 
@@ -55,3 +59,38 @@ def test_neighbours_stay_in_a_band(library: ctypes.CDLL) -> None:
     wave = walk(library, 64, 40, 8, 1)[:128]
     assert {n for _, n in wave} == set(range(8))
     assert {m for m, _ in wave} == set(range(16))
+
+
+def walk_batch(
+    library: ctypes.CDLL, batch: int, tiles_m: int, tiles_n: int, band: int, grid: int
+) -> list[tuple[int, int, int]]:
+    out, seen = (ctypes.c_int * 3)(), []
+    for block in range(grid):
+        for index in range(block, batch * tiles_m * tiles_n, grid):
+            library.tile_of_batch(index, tiles_m, tiles_n, band, out)
+            seen.append((out[0], out[1], out[2]))
+    return seen
+
+
+@pytest.mark.parametrize("batch", [2, 3, 17, 129])
+@pytest.mark.parametrize(("tiles_m", "tiles_n", "band", "grid"), problems()[:16])
+def test_every_tile_of_every_product_exactly_once(
+    library: ctypes.CDLL, batch: int, tiles_m: int, tiles_n: int, band: int, grid: int
+) -> None:
+    seen = walk_batch(library, batch, tiles_m, tiles_n, band, grid)
+    assert sorted(seen) == [(i, m, n) for i in range(batch) for m in range(tiles_m) for n in range(tiles_n)]
+
+
+def test_a_product_after_the_other(library: ctypes.CDLL) -> None:
+    """Each in the order that it has by itself, so that blocks that run together share its operands in L2."""
+    seen = walk_batch(library, 3, 5, 20, 8, 1)
+    assert [one[0] for one in seen] == sorted(one[0] for one in seen)
+    assert [one[1:] for one in seen[100:200]] == walk(library, 5, 20, 8, 1)
+
+
+def test_the_last_tiles_of_the_largest_batch(library: ctypes.CDLL) -> None:
+    """Numbers of tiles reach close to the end of 32 bits."""
+    out, last = (ctypes.c_int * 3)(), 2**31 - 4097
+    library.tile_of_batch(last, 7, 11, 8, out)
+    index, inside = divmod(last, 77)
+    assert (out[0], out[1], out[2]) == (index, *walk(library, 7, 11, 8, 1)[inside])

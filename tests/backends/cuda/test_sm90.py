@@ -155,11 +155,36 @@ def test_grid() -> None:
     assert [shared.grid(32, n, 132) for n in (1, 256, 257)] == [8, 8, 16]
 
 
+def test_grid_of_batches() -> None:
+    # One tile for a block, or a part of K of one, of every product.
+    assert dataclasses.replace(SWAPPED, split=3).grid(9, 65, 132, batch=5) == 5 * 2 * 2 * 3
+    # Persistent ones fill the chip, with as many on a multiprocessor as it takes.
+    assert [BY_ROWS.grid(1, 128, 132, batch) for batch in (2, 131, 500)] == [2, 131, 132]
+    two = Config(False, 1, 1, 96, 4, blocks_per_sm=2)
+    assert [two.grid(64, 96, 132, batch) for batch in (2, 200, 500)] == [2, 200, 264]
+    pair = Config(False, 1, 1, 96, 4, right_share=2, blocks_per_sm=2)
+    assert pair.grid(64, 96, 131, batch=500) == 65 * 2 * 2
+
+
+def test_words_tell_configs_apart() -> None:
+    """Those of one name that the tuner tries: it lists them by name and words."""
+    what = variant(NO_SCALES, **_BF16)
+    for m in (1, 16, 64, 128):
+        tried = [one.config for one in choice.modelled(what, m, KNOWN["h200"])[:30]]
+        told = [(sm90.name(config, what), *config.words) for config in tried]
+        assert len(set(told)) == len(set(tried))
+    assert "4 blocks of K multiplied together" in dataclasses.replace(SWAPPED, depth=4).words
+    assert not [word for word in SWAPPED.words if "multiplied" in word]
+
+
 def test_names_tell_kernels_apart() -> None:
     assert sm90.name(dataclasses.replace(SWAPPED, split=3), variant()) == "omnigemm_sm90_fp8_block_swap_split3_8x64"
     assert sm90.name(BY_ROWS, variant()) == "omnigemm_sm90_fp8_block_rows_128x128"
     names = {sm90.name(BY_ROWS, variant(kinds)) for kinds in (BLOCK, ROWS, TOKEN, TENSOR, *MIXED)}
     assert len(names) == 6
+    batch = variant(NO_SCALES, batched=True, **_BF16)
+    assert sm90.name(BY_ROWS, batch) == "omnigemm_sm90_bf16_nn_batch_rows_128x128"
+    assert sm90.name(SWAPPED, batch) == "omnigemm_sm90_bf16_nn_batch_swap_split1_8x64"
     assert all(name.isidentifier() for name in names)
 
 
@@ -192,6 +217,7 @@ VARIANT_CHANGES: dict[str, Any] = {
     "a_turned": True,
     "b_turned": True,
     "c": True,
+    "batched": True,
     "grouping": "masked",
 }
 
@@ -349,7 +375,9 @@ LISTS = [
     (Config(False, 1, 1, 128, 6, blocks_per_sm=1), variant(ROWS, "fp16", **_LIST)),
     (Config(False, 1, 1, 64, 5, blocks_per_sm=2), variant(ROWS, "fp32", **_LIST)),
 ]
-COMPILED = [*SWAPS, *BY_ROW, *MEASURED, *INTEGERS, *SIXTEEN, *GROUPS, *LISTS]
+# Batches are dense kernels with one more coordinate, and registers are as few for them.
+BATCHES = [(config, dataclasses.replace(what, batched=True)) for config, what in (*INTEGERS, *SIXTEEN)]
+COMPILED = [*SWAPS, *BY_ROW, *MEASURED, *INTEGERS, *SIXTEEN, *GROUPS, *LISTS, *BATCHES]
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import torch
 
 from ...core.dispatch import Candidate, Explanation, Kernel, Support
 from ...core.problem import Problem
-from . import dense, gpu, groups, jit, k_groups, lists
+from . import batches, dense, gpu, groups, jit, k_groups, lists
 from .gpu import Gpu
 
 _OPS = ("fp8_gemm", "int8_gemm", "gemm")
@@ -52,6 +52,8 @@ class CudaBackend:
         if which.capability != (9, 0):
             major, minor = which.capability
             return Support(False, f"{which.name} is sm_{major}{minor}; the kernels here so far are for sm_90 (Hopper)")
+        if problem.batch > 1 and not (answer := batches.supports(problem)):
+            return answer
         if problem.op in groups.OPS and not (answer := groups.supports(problem)):
             return answer
         if problem.op == lists.OP and not (answer := lists.supports(problem)):

@@ -6,6 +6,7 @@ import struct
 
 _ALWAYS = "PPPPqiiiiPP"  # scales, bias, D and its stride; rows, what bias it is, early weights; zero points
 _FACTORS = {1: "", 2: "ffPqqi"}  # alpha, beta, and C with its strides and type
+_BATCH = "qqiiiiii"  # steps from product to product: D, C, A, B, scales, sums of B's rows; how many products
 _GROUPS = "Piiiii"  # where groups are, how many; rows from one to the next, and scales
 _LIST = {1: "Pii", 2: "Pi"}  # the list's memory and its products; in fp8, the pitch of scales
 _END = "0P"  # where the next of such structures could begin
@@ -13,6 +14,10 @@ _END = "0P"  # where the next of such structures could begin
 
 def of_product(element_bytes: int) -> str:
     return _ALWAYS + _FACTORS[element_bytes] + _END
+
+
+def of_batch(element_bytes: int) -> str:
+    return _ALWAYS + _FACTORS[element_bytes] + _BATCH + _END
 
 
 def of_groups(element_bytes: int) -> str:

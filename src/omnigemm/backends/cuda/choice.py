@@ -57,12 +57,12 @@ class Choice:
     here: bool = False  # measured by `tune`, in the user's own table
 
 
-def choices(variant: Variant, m: int, gpu: Gpu, constant_weights: bool = False) -> tuple[Choice, ...]:
-    """The best configs for M rows, best first; the measured one, if there is one, leads."""
+def choices(variant: Variant, m: int, gpu: Gpu, constant_weights: bool = False, batch: int = 1) -> tuple[Choice, ...]:
+    """The best configs for M rows, best first; the measured one, if there is one, leads. Of batches none was."""
     # With more rows, the weights of the next kernel were in the way of this one's about as often as they helped.
     early = constant_weights and m <= _EARLY_ROWS
-    ranked = [dataclasses.replace(one, early=early) for one in _best(variant, alike(m), gpu)]
-    known = _measured(variant, m, gpu, constant_weights)
+    ranked = [dataclasses.replace(one, early=early) for one in _best(variant, alike(m), gpu, _alike_batch(batch))]
+    known = _measured(variant, m, gpu, constant_weights) if batch == 1 else None
     if known is not None and _EARLY_ROWS < m <= _TABLE_ROWS and m != known.rows:
         # For fewer tokens than were measured the model's choice beat the table's, narrowed to them or not.
         ranked[0] = dataclasses.replace(ranked[0], against_blas=known.against_blas)
@@ -80,14 +80,20 @@ def alike(m: int) -> int:
     return _whole(m, step) * step
 
 
+def _alike_batch(batch: int) -> int:
+    """The same for the number of products: exact up to 31, then in steps of a sixteenth or less."""
+    step = max(1, 1 << batch.bit_length() >> 5)
+    return _whole(batch, step) * step
+
+
 @lru_cache(maxsize=4096)
-def _best(variant: Variant, m: int, gpu: Gpu) -> tuple[Choice, ...]:
-    return tuple(modelled(variant, m, gpu)[: 2 + RUNNERS_UP])
+def _best(variant: Variant, m: int, gpu: Gpu, batch: int = 1) -> tuple[Choice, ...]:
+    return tuple(modelled(variant, m, gpu, batch)[: 2 + RUNNERS_UP])
 
 
-def modelled(variant: Variant, m: int, gpu: Gpu) -> list[Choice]:
+def modelled(variant: Variant, m: int, gpu: Gpu, batch: int = 1) -> list[Choice]:
     """Every config that is worth a thought, with the model's time for it, best first."""
-    found = {config: seconds(config, variant, m, gpu) for config in _legal(variant, m, gpu)}
+    found = {config: seconds(config, variant, m, gpu, batch) for config in _legal(variant, m, gpu, batch)}
     return [Choice(one, found[one]) for one in sorted(found, key=lambda one: found[one])]
 
 
@@ -106,8 +112,8 @@ def deepest(config: Config, variant: Variant) -> Config:
     return dataclasses.replace(config, stages=min((room - fixed) // each, useful, 16))
 
 
-def _legal(variant: Variant, m: int, gpu: Gpu) -> Iterator[Config]:
-    for config in (*_swapped(variant, m), *_by_rows(variant, m), *_split_rows(variant, m, gpu)):
+def _legal(variant: Variant, m: int, gpu: Gpu, batch: int) -> Iterator[Config]:
+    for config in (*_swapped(variant, m), *_by_rows(variant, m), *_split_rows(variant, m, gpu, batch)):
         for one in _staged(config, variant, m):
             # Two stages hide nothing: one block with more was always better than two with two.
             if variant.fault(one) is None and (one.stages > 2 or one.blocks_per_sm == 1):
@@ -182,7 +188,7 @@ def _by_rows(variant: Variant, m: int) -> Iterator[Config]:
         yield Config(False, 2, 2, 128, 0, left_share=2, out_buffers=2)
 
 
-def _split_rows(variant: Variant, m: int, gpu: Gpu) -> Iterator[Config]:
+def _split_rows(variant: Variant, m: int, gpu: Gpu, batch: int) -> Iterator[Config]:
     """Operands as they are and K split: a tile has just as many columns as let all clusters run at a time."""
     if not _EARLY_ROWS < m <= _SWAP_ROWS:
         return
@@ -190,7 +196,7 @@ def _split_rows(variant: Variant, m: int, gpu: Gpu) -> Iterator[Config]:
     step = 16 if variant.int8 else 8
     for split in range(2, min(8, _whole(variant.k_blocks, 4)) + 1):
         for blocks_per_sm in (1, 2) if groups == 1 else (1,):
-            fit = _clusters(split, gpu) * blocks_per_sm // _whole(m, 64 * groups)
+            fit = _clusters(split, gpu) * blocks_per_sm // (batch * _whole(m, 64 * groups))
             if fit == 0:
                 continue
             cols = step * _whole(variant.n, step * fit)
@@ -203,7 +209,7 @@ def _clusters(blocks: int, gpu: Gpu) -> int:
     return min(gpu.multiprocessors // blocks, gpu.clusters[blocks - 1])
 
 
-def seconds(config: Config, variant: Variant, m: int, gpu: Gpu) -> float:
+def seconds(config: Config, variant: Variant, m: int, gpu: Gpu, batch: int = 1) -> float:
     """The model: a start, whichever takes longest of memory, L2 and the multiprocessor with most to do, and a part of
     the second longest, which is not all hidden.
 
@@ -213,9 +219,9 @@ def seconds(config: Config, variant: Variant, m: int, gpu: Gpu) -> float:
     # What is left of a cluster's last pack of tiles is worked on all the same.
     down = config.tile_m * (config.left_share if config.swap else config.right_share)
     across = config.tile_n * (config.right_share if config.swap else config.left_share)
-    tiles = _whole(m, down) * _whole(n, across) * config.share
+    tiles = batch * _whole(m, down) * _whole(n, across) * config.share
     out_bytes = m * n * (4 if variant.out_dtype == "fp32" else 2)
-    memory = (variant.element_bytes * (n + m) * variant.k + out_bytes) / (_OF_MEMORY * gpu.memory)
+    memory = batch * (variant.element_bytes * (n + m) * variant.k + out_bytes) / (_OF_MEMORY * gpu.memory)
     loaded = (config.rows / config.left_share + config.cols / config.right_share) * BLOCK_K
     # Where rows begin anywhere, what should be one cache line is two, and at odd multiples of 16 bytes five sectors.
     row_bytes = variant.k * variant.element_bytes

@@ -30,6 +30,7 @@ ALIGN = 16  # bytes: where the copy engine wants rows to begin
 # With many rows our kernels and cuBLAS are within a few hundredths of each other: ours has to be clearly ahead by the
 # model, unless both were measured.
 _MODELLED_ROWS, _DOUBT = 256, 1.1
+_DOUBT_BATCH = 1.25  # the model was set on single products only
 
 
 ROW_SUMS = KernelSpec(
@@ -56,6 +57,7 @@ def variant_of(problem: Problem) -> sm90.Variant:
         a_turned=problem.op == "gemm" and problem.a_layout == "col",
         b_turned=problem.op == "gemm" and problem.b_layout == "row",  # [K, N]
         c=problem.c,
+        batched=problem.batch > 1,
     )
 
 
@@ -95,9 +97,9 @@ def pitch(x: Tensor, straight: bool = True) -> int | None:
 
 
 def aligned(x: Tensor) -> Tensor:
-    """A matrix of the same shape whose rows the copy engine can address."""
+    """A tensor of the same shape whose rows the copy engine can address."""
     step = ALIGN // x.element_size()
-    return x.new_empty(x.size(0), -(-x.size(1) // step) * step)[:, : x.size(1)]
+    return x.new_empty(*x.shape[:-1], -(-x.size(-1) // step) * step)[..., : x.size(-1)]
 
 
 def aligned_copy(x: Tensor) -> Tensor:
@@ -248,7 +250,7 @@ class RowSums:
 
 
 class Int8:
-    """`int8_gemm` by the launch of one product: it has zero points and batches besides."""
+    """`int8_gemm` by the launch of one product: it has zero points besides."""
 
     def __init__(self, launch: Launch, row_sums: RowSums | None) -> None:
         self._launch, self._row_sums = launch, row_sums
@@ -258,7 +260,7 @@ class Int8:
 
     def bind(self, out: Tensor, *operands: Any) -> core_plan.Launch:
         if out.dim() == 3:
-            return self._each
+            return self._only
         if self._row_sums is not None:
             return self._with_zeros
         a, b, a_scale, b_scale, _, bias = operands
@@ -294,15 +296,14 @@ class Int8:
                 sums = self._row_sums(b)
         self._launch(out, a, b, a_scale, b_scale, bias, a_zero, sums)
 
-    def _each(self, out: Tensor, *operands: Any) -> None:
-        """One launch for each product of a batch; what is not batched is the same for all."""
+    def _only(self, out: Tensor, *operands: Any) -> None:
+        """The product of a batch of one."""
         a, b, a_scale, b_scale, a_zero, bias = operands
         with torch._C._AutoDispatchBelowAutograd():
-            for i in range(out.size(0)):
-                left, right = (x[min(i, x.size(0) - 1)] if x.dim() == 3 else x for x in (a, b))
-                rows, columns = (x[i] if x.dim() > 1 and x.numel() > 1 else x for x in (a_scale, b_scale))
-                zero = a_zero[i] if a_zero is not None and a_zero.dim() > 1 and a_zero.numel() > 1 else a_zero
-                self._with_zeros(out[i], left, right, rows, columns, zero, bias)
+            left, right = (x[0] if x.dim() == 3 else x for x in (a, b))
+            rows, columns = (x[0] if x.dim() > 1 and x.numel() > 1 else x for x in (a_scale, b_scale))
+            zero = a_zero[0] if a_zero is not None and a_zero.dim() > 1 and a_zero.numel() > 1 else a_zero
+            self._with_zeros(out[0], left, right, rows, columns, zero, bias)
 
 
 def _copied(problem: Problem) -> bool:
@@ -327,6 +328,8 @@ class Sm90Dense:
 
     def supports(self, problem: Problem, device: torch.device) -> Support:
         words = self.choice.config.words
+        if problem.batch > 1:
+            words.append(f"one launch for {problem.batch} products")
         if self.choice.early:
             words.append("weights are read before the work before is done")
         how = "measured here" if self.choice.here else "measured" if self.choice.measured else "modelled"
@@ -336,25 +339,32 @@ class Sm90Dense:
         return Support(True, ", ".join(words))
 
     def cost(self, problem: Problem, device: torch.device) -> float:
-        seconds = problem.batch * self.choice.seconds
+        seconds = self.choice.seconds
         if problem.op != "gemm":
             return seconds
         # In 16 bits there is cuBLAS to compete with.
         library = estimate.seconds(problem)
-        if self.choice.against_blas is not None and problem.batch == 1:
+        if self.choice.against_blas is not None:
             seconds = library * self.choice.against_blas
+        elif problem.batch > 1:
+            seconds *= _DOUBT_BATCH
         elif problem.m > _MODELLED_ROWS:
             seconds *= _DOUBT
-        copied = 2.0 * (problem.m + problem.n) * problem.k * 2 / self.gpu.memory + 10e-6 if _copied(problem) else 0.0
-        return seconds + problem.batch * copied
+        if _copied(problem):
+            seconds += 2.0 * problem.batch * (problem.m + problem.n) * problem.k * 2 / self.gpu.memory + 10e-6
+        return seconds
 
     def plan(self, problem: Problem, device: torch.device) -> Plan:
+        from . import batches
         from .gemm import Gemm
 
         index = torch.cuda.current_device() if device.index is None else device.index
         how = problem, self.choice.config, index, self.gpu.multiprocessors, self.choice.early
         config = dataclasses.asdict(self.choice.config)
         run: Launch | Int8 | Gemm
+        if problem.batch > 1:
+            many = batches.GemmBatch(*how) if problem.op == "gemm" else batches.Int8Batch(*how)
+            return Plan(problem, device, "cuda", self.name, many, config, bind=many.bind, uses_torch=False)
         if problem.op == "gemm":
             run = Gemm(*how)
         elif problem.op == "int8_gemm":
@@ -377,10 +387,10 @@ def _fill(problem: Problem, out: Tensor, *operands: Any) -> None:
 
 def kernels(problem: Problem, gpu: Gpu) -> tuple[Sm90Dense | Empty, ...]:
     """The choice and its runners-up."""
-    if 0 in (problem.m, problem.n, problem.k):
+    if 0 in (problem.batch, problem.m, problem.n, problem.k):
         words = "a dimension is 0: the result is zero, the bias, beta C, or empty"
         return (Empty("fill", words, partial(_fill, problem)),)
-    ranked = choice.choices(variant_of(problem), problem.m, gpu, current().constant_weights)
+    ranked = choice.choices(variant_of(problem), problem.m, gpu, current().constant_weights, problem.batch)
     return tuple(Sm90Dense(problem, one, gpu) for one in ranked)
 
 

@@ -36,7 +36,7 @@ class Gemm:
     def bind(self, out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, alpha: float, beta: float) -> core_plan.Launch:
         """The launch for tensors that lie like these."""
         if out.dim() == 3:
-            return self._each
+            return self._only
         at = self.bind_addresses(out, a, b, c, alpha, beta)
         if at is None:
             return self._with_copies
@@ -113,18 +113,17 @@ class Gemm:
             if target is not out:
                 out.copy_(target)
 
-    def _each(self, out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, alpha: float, beta: float) -> None:
-        """One launch for each product of a batch; what is not batched is the same for all."""
+    def _only(self, out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, alpha: float, beta: float) -> None:
+        """The product of a batch of one."""
         with torch._C._AutoDispatchBelowAutograd():
-            added = c.expand(out.shape) if self._variant.c and c is not None else None
-            for i in range(out.size(0)):
-                left, right = (x[min(i, x.size(0) - 1)] if x.dim() == 3 else x for x in (a, b))
-                self(out[i], left, right, None if added is None else added[i], alpha, beta)
+            added = c.expand(out.shape)[0] if self._variant.c and c is not None else None
+            left, right = (x[0] if x.dim() == 3 else x for x in (a, b))
+            self(out[0], left, right, added, alpha, beta)
 
 
 def as_lines(x: Tensor, turned: bool) -> Tensor:
-    """An operand [rows, K] as it lies in memory, line by line."""
-    return x.t() if turned else x
+    """An operand [rows, K], or a batch of them, as it lies in memory, line by line."""
+    return x.mT if turned else x
 
 
 def _operand(x: Tensor, turned: bool, rows: int) -> Matrix | None:

@@ -90,22 +90,9 @@ class Slabs:
         return Matrix(self.columns, (self.count - 1) * self.step + self.rows, self.element_bytes, self.pitch, box)
 
 
-def aligned(x: Tensor) -> Tensor:
-    """A tensor of the same shape whose rows the copy engine can address."""
-    step = _ALIGN // x.element_size()
-    return x.new_empty(*x.shape[:-1], -(-x.size(-1) // step) * step)[..., : x.size(-1)]
-
-
 def _readable(x: Tensor) -> Tensor:
     """The tensor, or a copy if the copy engine cannot address it."""
-    if Slabs.of(x) is not None and x.data_ptr() % _ALIGN == 0:
-        return x
-    copied = aligned(x)
-    if x.element_size() == 1:  # not all of these types have a copy of their own
-        copied.view(torch.uint8).copy_(x.view(torch.uint8))
-    else:
-        copied.copy_(x)
-    return copied
+    return x if Slabs.of(x) is not None and x.data_ptr() % _ALIGN == 0 else dense.aligned_copy(x)
 
 
 def _at_hand(scale: Tensor | None) -> Tensor | None:
@@ -223,7 +210,7 @@ class Launch:
     ) -> None:
         target = out
         if Slabs.of(out) is None or out.data_ptr() % _ALIGN:
-            target = aligned(out)
+            target = dense.aligned(out)
             target.copy_(out)  # rows of no group stay as they were
         b = self._lines(_readable(self._lines(b)))
         self(target, _readable(a), b, groups.contiguous(), _at_hand(a_scale), _at_hand(b_scale))

@@ -28,6 +28,7 @@ class Matrix:
     """A row-major matrix as the copy engine sees it; what lies outside it is read as zero and not written.
 
     `box` (columns, rows) is what one copy moves; its rows are swizzled over their whole length in shared memory.
+    With a `count`, there are so many matrices, `step_bytes` apart, and copies have their number as a third coordinate.
     """
 
     columns: int
@@ -35,17 +36,23 @@ class Matrix:
     element_bytes: int
     pitch_bytes: int
     box: tuple[int, int]
+    count: int = 0
+    step_bytes: int = 0
 
     def encode(self, address: int) -> Any:
         driver = bindings()
+        many = self.count > 0
+        sizes = (self.columns, self.rows, *((self.count,) if many else ()))
+        steps = (self.pitch_bytes, *((self.step_bytes,) if many else ()))
+        box = (*self.box, *((1,) if many else ()))
         answer = driver.cuTensorMapEncodeTiled(
             getattr(driver.CUtensorMapDataType, _ELEMENTS[self.element_bytes]),
-            2,
+            len(sizes),
             address,
-            [driver.cuuint64_t(self.columns), driver.cuuint64_t(self.rows)],
-            [driver.cuuint64_t(self.pitch_bytes)],
-            [driver.cuuint32_t(size) for size in self.box],
-            [driver.cuuint32_t(1)] * 2,
+            [driver.cuuint64_t(size) for size in sizes],
+            [driver.cuuint64_t(step) for step in steps],
+            [driver.cuuint32_t(size) for size in box],
+            [driver.cuuint32_t(1)] * len(sizes),
             driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
             getattr(driver.CUtensorMapSwizzle, _SWIZZLES[self.box[0] * self.element_bytes]),
             driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,

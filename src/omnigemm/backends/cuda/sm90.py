@@ -93,14 +93,16 @@ class Config:
         stage = self.stage_bytes + -(-scales // 4) * 16 + 16
         return -(-out // 1024) * 1024 + self.stages * stage + 8
 
-    def grid(self, m: int, n: int, multiprocessors: int) -> int:
+    def grid(self, m: int, n: int, multiprocessors: int, batch: int = 1) -> int:
         """Blocks: one for each tile when operands are swapped or K split; else as many as run at a time."""
         across = self.tile_n * (self.right_share if self.swap else self.left_share)
         down = self.tile_m * (self.left_share if self.swap else self.right_share)
-        packs = -(-m // down) * -(-n // across)
+        packs = batch * -(-m // down) * -(-n // across)
         if not self.persistent:
             return packs * self.cluster
-        return min(packs, multiprocessors // self.cluster) * self.cluster
+        # A single product's table was measured with one block on a multiprocessor.
+        places = multiprocessors // self.cluster * (self.blocks_per_sm if batch > 1 else 1)
+        return min(packs, places) * self.cluster
 
     @property
     def words(self) -> list[str]:
@@ -108,6 +110,8 @@ class Config:
         found = [f"{self.stages} stages"]
         if self.share > 1:
             found.append(f"clusters of {self.share} share loads")
+        if self.depth > 1:
+            found.append(f"{self.depth} blocks of K multiplied together")
         if self.blocks_per_sm > 1:
             found.append(f"{self.blocks_per_sm} blocks on a multiprocessor")
         return found
@@ -169,6 +173,7 @@ class Variant:
     a_turned: bool = False  # the rows of A, and not K, lie side by side in memory
     b_turned: bool = False
     c: bool = False  # beta C is added
+    batched: bool = False  # products of one shape, as many as the launch says
     grouping: str = ""  # rows in groups with a weight each: contiguous, or masked slabs; or a list of products
 
     @property
@@ -254,6 +259,8 @@ def name(config: Config, variant: Variant) -> str:
         kind = "".join("tn"[not turned] for turned in (variant.a_turned, variant.b_turned))
     type_name = variant.a_dtype if variant.straight else "fp8"
     way = f"swap_split{config.split}" if config.swap else "rows" if config.split == 1 else f"rows_split{config.split}"
+    if variant.batched:
+        way = f"batch_{way}"
     if variant.grouping:
         way = f"{variant.grouping}_{'swap' if config.swap else 'rows'}"
     return f"omnigemm_sm90_{type_name}_{kind}_{way}_{config.tile_m}x{config.tile_n}"
@@ -300,6 +307,7 @@ def source(config: Config, variant: Variant) -> str:
         "INT8": int(variant.int8),
         "GROUPED": int(variant.grouping in ("contiguous", "masked")),
         "LIST": int(variant.grouping == "list"),
+        "BATCH": int(variant.batched),
         "SLABS": int(variant.grouping == "masked"),
         "SWAP": int(config.swap),
         "OUT_BY_TMA": int(variant.stores_by_tma(config)),

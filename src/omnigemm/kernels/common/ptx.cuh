@@ -178,6 +178,32 @@ __device__ __forceinline__ void tma_store_2d(const TensorMap* map, const void* s
                  : "memory");
 }
 
+// The same of a map with a third dimension: a box of the matrix with that number.
+__device__ __forceinline__ void tma_load_3d(void* target, const TensorMap* map, u64* barrier, int inner, int outer,
+                                            int number) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "
+        "[%2];" ::"r"(smem_address(target)),
+        "l"(map), "r"(smem_address(barrier)), "r"(inner), "r"(outer), "r"(number)
+        : "memory");
+}
+
+__device__ __forceinline__ void tma_load_3d_multicast(void* target, const TensorMap* map, u64* barrier, int inner,
+                                                      int outer, int number, unsigned short blocks) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, "
+        "{%3, %4, %5}], [%2], %6;" ::"r"(smem_address(target)),
+        "l"(map), "r"(smem_address(barrier)), "r"(inner), "r"(outer), "r"(number), "h"(blocks)
+        : "memory");
+}
+
+__device__ __forceinline__ void tma_store_3d(const TensorMap* map, const void* source, int inner, int outer,
+                                             int number) {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+                 "r"(smem_address(source)), "r"(inner), "r"(outer), "r"(number)
+                 : "memory");
+}
+
 __device__ __forceinline__ void bulk_commit_group() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
 template <int pending>

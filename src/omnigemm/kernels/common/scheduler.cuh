@@ -6,6 +6,11 @@ struct Tile {
     int row, col;
 };
 
+struct BatchTile {
+    Tile tile;
+    int product;
+};
+
 // Dense products: bands of `band` column tiles, taken row by row, so that blocks that run together share operands in
 // L2.
 OMNIGEMM_BOTH Tile dense_tile(int index, int rows, int cols, int band) {
@@ -14,4 +19,10 @@ OMNIGEMM_BOTH Tile dense_tile(int index, int rows, int cols, int band) {
     const int inside = index % per_band;
     const int width = band < cols - first ? band : cols - first;
     return {inside / width, first + inside % width};
+}
+
+// Batches of such products: the tiles of one after those of the other.
+OMNIGEMM_BOTH BatchTile batch_tile(int index, int rows, int cols, int band) {
+    const int each = rows * cols, product = index / each;
+    return {dense_tile(index - product * each, rows, cols, band), product};
 }

@@ -29,8 +29,8 @@ __device__ __forceinline__ Row row_of(const Arguments& arguments, const Place& t
 }
 
 // The sum of a row of B, of which a zero point of A has added too many.
-__device__ __forceinline__ int col_total(const Arguments& arguments, int n) {
-    return HAS_ZERO ? __ldg(arguments.b_sums + n) : 0;
+__device__ __forceinline__ int col_total(const Arguments& arguments, const Place& tile, int n) {
+    return HAS_ZERO ? __ldg(arguments.b_sums + tile.b_sum_row(arguments) + n) : 0;
 }
 
 __device__ __forceinline__ float col_scale(const Arguments& arguments, const Place& tile, int n) {
@@ -126,7 +126,7 @@ struct Columns {
             const int n = min(first_col + 32 * i + static_cast<int>(threadIdx.x % 32), tile.columns() - 1);
             scale[i] = col_scale(arguments, tile, n);
             bias[i] = bias_at(arguments, n);
-            total[i] = col_total(arguments, n);
+            total[i] = col_total(arguments, tile, n);
         }
     }
 

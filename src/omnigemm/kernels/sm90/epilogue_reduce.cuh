@@ -22,12 +22,12 @@ struct Epilogue : Turned {
         for (int j = 0; j < 4; ++j) {
             col_scales[j] = col_scale(arguments, tile, min(n + j, SHAPE_N - 1));
             biases[j] = bias_at(arguments, min(n + j, SHAPE_N - 1));
-            totals[j] = col_total(arguments, min(n + j, SHAPE_N - 1));
+            totals[j] = col_total(arguments, tile, min(n + j, SHAPE_N - 1));
         }
 #pragma unroll
         for (int i = 0; i < OWNED; ++i) {
             const int m = tile.col * TILE_COLS + first_token + i * 8 + in_group;
-            rows[i] = row_of(arguments, tile, min(m, arguments.shape_m - 1));
+            rows[i] = row_of(arguments, tile, tile.a_scale_row(arguments) + min(m, arguments.shape_m - 1));
         }
         if constexpr (SPLIT > 1) send(sums[0], parts, arrived);
         named_barrier_sync(1, MATH_THREADS);  // the last products are read

@@ -12,7 +12,7 @@ struct Epilogue : Parts {
     static __device__ __forceinline__ void store_two(const Arguments& arguments, const Place& tile, int m, int n,
                                                      const float (&v)[2]) {
         constexpr int size = OUT_TYPE == FP32 ? 4 : 2;
-        char* target = static_cast<char*>(arguments.out) + (m * arguments.out_stride + n) * size;
+        char* target = static_cast<char*>(tile.out(arguments)) + (m * tile.out_stride(arguments) + n) * size;
         if (n + 2 <= SHAPE_N && reinterpret_cast<u64>(target) % (2 * size) == 0) {
             if constexpr (OUT_TYPE == FP32)
                 *reinterpret_cast<float2*>(target) = make_float2(v[0], v[1]);
@@ -39,11 +39,12 @@ struct Epilogue : Parts {
             const int n = min(first + i / 2 * 8 + i % 2, SHAPE_N - 1);
             col_scales[i / 2][i % 2] = col_scale(arguments, tile, n);
             biases[i / 2][i % 2] = bias_at(arguments, n);
-            totals[i / 2][i % 2] = col_total(arguments, n);
+            totals[i / 2][i % 2] = col_total(arguments, tile, n);
         }
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-            rows[half] = row_of(arguments, tile, min(first_row + half * 8, arguments.shape_m - 1));
+            rows[half] =
+                row_of(arguments, tile, tile.a_scale_row(arguments) + min(first_row + half * 8, arguments.shape_m - 1));
         mbarrier_wait(arrived, 0);
 #pragma unroll
         for (int i = 0; i < OWNED; ++i) {

@@ -28,6 +28,14 @@ struct Epilogue {
         return col / SLAB * SLAB_BYTES + row * SLAB * 2 + swizzled * 16;
     }
 
+    static __device__ __forceinline__ void store_box(const TensorMap* map, const char* from, int col, int row,
+                                                     int number) {
+        if constexpr (BATCH)
+            tma_store_3d(map, from, col, row, number);
+        else
+            tma_store_2d(map, from, col, row);
+    }
+
     // A wave's first rows only, without the copy engine, which writes them all.
     static __device__ __forceinline__ void store_rows(const char* buffer, const Arguments& arguments, int m, int rows,
                                                       int first_col) {
@@ -111,7 +119,7 @@ struct Epilogue {
                 } else if (storing_thread()) {
 #pragma unroll
                     for (int slab = 0; slab < PART_COLS / SLAB; ++slab)
-                        tma_store_2d(map, buffer + slab * SLAB_BYTES, to_col + slab * SLAB, to_row);
+                        store_box(map, buffer + slab * SLAB_BYTES, to_col + slab * SLAB, to_row, tile.out_number());
                 }
                 if (storing_thread()) bulk_commit_group();  // also of nothing: each part's stores are a group
             }

@@ -8,8 +8,9 @@
 // operand that they have in common for all of them. SPLIT blocks have the same tile and a part of K each.
 //
 // Which tiles there are is a header of its own: those of one product (work_dense.cuh), of many groups of rows
-// (work_groups.cuh), each with its own weight, or of a list of products (work_list.cuh), each with its own everything:
-// SHAPE_N and SHAPE_K are then 0, and what a tile's product has is asked of the tile.
+// (work_groups.cuh), each with its own weight, of a batch of products (work_batch.cuh), or of a list of products
+// (work_list.cuh), each with its own everything: SHAPE_N and SHAPE_K are then 0, and what a tile's product has is asked
+// of the tile.
 //
 // A stage carries 128 bytes of K of the operands, by TMA, and the scales that belong to them, by warps of their own. An
 // operand is turned if its rows, and not K, lie side by side in memory: the tensor cores read 16-bit ones either way.
@@ -93,6 +94,14 @@ struct Arguments {
     int a_slab, b_slab, out_slab;  // rows from a group's to the next one's, as the tensors lie
     int b_scale_step;              // the same of scales that hold for all of K
 #endif
+#if BATCH
+    // From a product's to the next one's; 0 if all have the same.
+    long long out_step, c_step;  // bytes and elements
+    int a_step, b_step;          // 1 or 0
+    int a_scale_step;            // rows of A, of which scales and zero points are
+    int b_scale_step, b_sum_step;
+    int batch;  // products
+#endif
 #if LIST
     char* list;  // what list_memory.cuh says
     int list_count;
@@ -106,6 +115,8 @@ struct Arguments {
 #include "sm90/work_groups.cuh"
 #elif LIST
 #include "sm90/work_list.cuh"
+#elif BATCH
+#include "sm90/work_batch.cuh"
 #else
 #include "sm90/work_dense.cuh"
 #endif
@@ -129,7 +140,7 @@ struct Shared {
 // One operand's tile; of a shared one, this block's part, to all blocks that share it.
 template <int rows, int share, bool turned>
 __device__ __forceinline__ void load_operand(char* target, const TensorMap* map, u64* full, int block, int before,
-                                             int inside, const Work& work) {
+                                             int inside, int number, const Work& work) {
     constexpr int part = rows / share, copies = turned ? part / 64 : 1;
     // A group's operand begins `before` lines of memory further on.
     const int first = (turned ? 0 : before) + inside, k = (turned ? before : 0) + block * ELEMENTS;
@@ -139,10 +150,15 @@ __device__ __forceinline__ void load_operand(char* target, const TensorMap* map,
     for (int copy = 0; copy < copies; ++copy) {
         const int row = first + from + copy * 64;
         char* to = target + (from + copy * 64) * BLOCK_K;
-        if constexpr (share > 1)
-            tma_load_2d_multicast(to, map, full, turned ? row : k, turned ? k : row, sharers);
+        const int inner = turned ? row : k, outer = turned ? k : row;
+        if constexpr (BATCH && share > 1)
+            tma_load_3d_multicast(to, map, full, inner, outer, number, sharers);
+        else if constexpr (BATCH)
+            tma_load_3d(to, map, full, inner, outer, number);
+        else if constexpr (share > 1)
+            tma_load_2d_multicast(to, map, full, inner, outer, sharers);
         else
-            tma_load_2d(to, map, full, turned ? row : k, turned ? k : row);
+            tma_load_2d(to, map, full, inner, outer);
     }
 }
 
@@ -161,13 +177,15 @@ struct Loader {
         if (the_left && work.share_rank == 1 && half(tile)) return;
         char* target = shared.stages + stage * STAGE_BYTES;
         u64* full = &shared.ring->full[stage];
-        const int before = the_left == SWAP ? tile.b_row(arguments) : tile.a_row(arguments);
+        const bool of_b = the_left == SWAP;
+        const int before = of_b ? tile.b_row(arguments) : tile.a_row(arguments);
+        const int number = of_b ? tile.b_number(arguments) : tile.a_number(arguments);
         if (the_left)
             load_operand<TILE_ROWS, LEFT_SHARE, LEFT_TURNED>(target, left, full, block, before, tile.row * TILE_ROWS,
-                                                             work);
+                                                             number, work);
         else
             load_operand<TILE_COLS, RIGHT_SHARE, RIGHT_TURNED>(target + LEFT_BYTES, right, full, block, before,
-                                                               tile.col * TILE_COLS, work);
+                                                               tile.col * TILE_COLS, number, work);
     }
     __device__ __forceinline__ void load_weights(int stage, int block, const Place& tile) const {
         mbarrier_arrive_expect_tx(&shared.ring->full[stage], half(tile) ? STAGE_BYTES - LEFT_BYTES / 2 : STAGE_BYTES);

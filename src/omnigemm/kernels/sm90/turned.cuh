@@ -13,9 +13,9 @@ struct Turned : Parts {  // of tokens
 
     static __device__ __forceinline__ void store_four(const Arguments& arguments, const Place& tile, int m, int n,
                                                       const float (&v)[4]) {
-        const long long at = m * arguments.out_stride + n;
+        const long long at = m * tile.out_stride(arguments) + n;
         constexpr int size = OUT_TYPE == FP32 ? 4 : 2;
-        char* target = static_cast<char*>(arguments.out) + at * size;
+        char* target = static_cast<char*>(tile.out(arguments)) + at * size;
         if (n + 4 <= SHAPE_N && reinterpret_cast<u64>(target) % (4 * size) == 0) {
             if constexpr (OUT_TYPE == FP32)
                 *reinterpret_cast<float4*>(target) = make_float4(v[0], v[1], v[2], v[3]);

@@ -7,6 +7,11 @@ struct PlaceInOne : Tile {
     static __device__ __forceinline__ u32 scale_at(const Arguments&, int row) { return u32(row) * K_BLOCKS; }
     static constexpr __device__ int scale_end() { return K_BLOCKS; }
     static constexpr __device__ bool out_by_tma() { return true; }
+    // Which matrices of tensor maps with a third dimension: only batches have such.
+    static constexpr __device__ int a_number(const Arguments&) { return 0; }
+    static constexpr __device__ int b_number(const Arguments&) { return 0; }
+    static constexpr __device__ int out_number() { return 0; }
+    static constexpr __device__ int b_sum_row(const Arguments&) { return 0; }
     static __device__ __forceinline__ void* out(const Arguments& arguments) { return arguments.out; }
     static __device__ __forceinline__ long long out_stride(const Arguments& arguments) { return arguments.out_stride; }
 #if ELEMENT_BYTES == 2

@@ -19,6 +19,10 @@ struct Place : Tile {
     static constexpr __device__ int a_scale_row(const Arguments&) { return 0; }
     static constexpr __device__ int b_scale_row() { return 0; }
     static constexpr __device__ int b_whole_scale(const Arguments&) { return 0; }
+    static constexpr __device__ int a_number(const Arguments&) { return 0; }
+    static constexpr __device__ int b_number(const Arguments&) { return 0; }
+    static constexpr __device__ int out_number() { return 0; }
+    static constexpr __device__ int b_sum_row(const Arguments&) { return 0; }
 #if ELEMENT_BYTES == 1
     __device__ __forceinline__ long long scale_at(const Arguments& arguments, int row) const {
         return (long long)row * arguments.scale_pitch + ending.first_block;

@@ -158,6 +158,7 @@ inline int uniform(int value) { return value; }
 inline void griddepcontrol_wait() {}
 inline void griddepcontrol_launch_dependents() {}
 inline int max(int a, int b) { return a > b ? a : b; }
+inline int min(int a, int b) { return a < b ? a : b; }
 
 template <typename T>
 T __ldcg(const T* from) {
