@@ -141,6 +141,7 @@ def test_a_tile_meets_two_blocks_of_scales_or_is_refused(cols: int) -> None:
 def test_grid() -> None:
     # Persistent blocks: as many as tiles, but no more than run at a time.
     assert BY_ROWS.grid(4096, 4096, 132) == 132
+    assert Config(False, 1, 1, 96, 4, blocks_per_sm=2).grid(64, 32768, 132) == 264
     assert BY_ROWS.grid(1, 128, 132) == 1
     assert BY_ROWS.grid(129, 129, 132) == 4
     # Whole clusters, also where the number of multiprocessors is odd.

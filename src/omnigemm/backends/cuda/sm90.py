@@ -100,9 +100,7 @@ class Config:
         packs = batch * -(-m // down) * -(-n // across)
         if not self.persistent:
             return packs * self.cluster
-        # A single product's table was measured with one block on a multiprocessor.
-        places = multiprocessors // self.cluster * (self.blocks_per_sm if batch > 1 else 1)
-        return min(packs, places) * self.cluster
+        return min(packs, multiprocessors // self.cluster * self.blocks_per_sm) * self.cluster
 
     @property
     def words(self) -> list[str]:
