@@ -6,7 +6,10 @@ struct PlaceInOne : Tile {
     static constexpr __device__ int columns() { return SHAPE_N; }
     static __device__ __forceinline__ u32 scale_at(const Arguments&, int row) { return u32(row) * K_BLOCKS; }
     static constexpr __device__ int scale_end() { return K_BLOCKS; }
-    static constexpr __device__ bool out_by_tma() { return true; }
+    // 16-bit results are given to kernels with this way out only if all rows are fit for it.
+    static __device__ __forceinline__ bool out_by_tma(const Arguments& arguments) {
+        return OUT_BYTES == 2 || (reinterpret_cast<u64>(arguments.out) | arguments.out_stride * OUT_BYTES) % 16 == 0;
+    }
     static __device__ __forceinline__ void* out(const Arguments& arguments) { return arguments.out; }
     static __device__ __forceinline__ long long out_stride(const Arguments& arguments) { return arguments.out_stride; }
 #if ELEMENT_BYTES == 2
