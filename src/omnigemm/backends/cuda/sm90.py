@@ -251,6 +251,8 @@ class Variant:
         registers = (config.waves + (0 if self.straight else config.depth)) * config.cols // 2
         if self.straight and not config.swap:  # what the epilogue keeps of the columns meets all of the sums
             registers += 3 * config.cols // 32
+        if self.int8 and self.out_bytes == 4 and self.stores_by_tma(config):  # products in two floats each
+            registers += 4
         if self.right_scale(config.swap) == 1:
             registers += config.cols // 4
         limit = _REGISTERS[config.math_groups, config.blocks_per_sm]

@@ -33,27 +33,19 @@ struct Epilogue {
         return col / SLAB * SLAB_BYTES + row * ROW_BYTES + swizzled * 16;
     }
 
-    // A wave's first rows only, without the copy engine, which writes them all.
-    static __device__ __forceinline__ void store_rows(const char* buffer, const Arguments& arguments, int m, int rows,
-                                                      int first_col) {
-        constexpr int CHUNKS = PART_COLS / CHUNK;
-        for (int i = threadIdx.x % 128; i < rows * CHUNKS; i += 128) {
-            const int row = i / CHUNKS, col = i % CHUNKS * CHUNK;
-            if (first_col + col < SHAPE_N)
-                *reinterpret_cast<uint4*>(static_cast<Out*>(arguments.out) + (m + row) * arguments.out_stride +
-                                          first_col + col) = *reinterpret_cast<const uint4*>(buffer + place(row, col));
+    // A wave's first rows, piece by piece, without the copy engine: it writes them all, and only where rows begin at
+    // multiples of 16 bytes.
+    template <class Piece>
+    static __device__ __forceinline__ void store_rows(const char* buffer, const Arguments& arguments, const Place& tile,
+                                                      int m, int rows, int first_col) {
+        constexpr int COLS = sizeof(Piece) / OUT_BYTES, PIECES = PART_COLS / COLS;
+        for (int i = threadIdx.x % 128; i < rows * PIECES; i += 128) {
+            const int row = i / PIECES, col = i % PIECES * COLS;
+            if (first_col + col < tile.columns())
+                *reinterpret_cast<Piece*>(static_cast<Out*>(tile.out(arguments)) +
+                                          (m + row) * tile.out_stride(arguments) + first_col + col) =
+                    *reinterpret_cast<const Piece*>(buffer + place(row, col) + col % CHUNK * OUT_BYTES);
         }
-    }
-
-    // Rows that do not begin at multiples of 16 bytes.
-    static __device__ __forceinline__ void store_elements(const char* buffer, const Arguments& arguments,
-                                                          const Place& tile, int m, int rows, int first_col) {
-        const int cols = min(PART_COLS, tile.columns() - first_col);
-        Out* to = static_cast<Out*>(tile.out(arguments)) + first_col;
-        for (int row = threadIdx.x % 128 / 32; row < rows; row += 4)
-            for (int col = threadIdx.x % 32; col < cols; col += 32)
-                to[(m + row) * tile.out_stride(arguments) + col] =
-                    *reinterpret_cast<const Out*>(buffer + place(row, col) + col % CHUNK * OUT_BYTES);
     }
 
     // What a thread has of a wave: two rows, 8 apart, and of each two columns in every 8.
@@ -129,7 +121,9 @@ struct Epilogue {
                     for (int far = 0; far < 2; ++far) {
                         const int col = slab * SLAB + (i + 2 * (far != turn)) * 8 + offset;
                         const float2 now = turn ? pair[1 - far] : pair[far];
-                        st_shared_v2(buffer + place(row + half * 8, col) + col % CHUNK * OUT_BYTES, now.x, now.y);
+                        // 8 rows further on all is swizzled alike.
+                        char* to = buffer + place(row, col) + col % CHUNK * OUT_BYTES + half * 8 * ROW_BYTES;
+                        st_shared_v2(to, now.x, now.y);
                     }
                 }
         }
@@ -175,9 +169,9 @@ struct Epilogue {
                 named_barrier_sync(1 + math_group, 128);
                 const int to_row = tile.out_row(arguments) + first_row + wave * WAVE_ROWS, to_col = first_col + from;
                 if (!tile.out_by_tma(arguments)) {
-                    store_elements(buffer, arguments, tile, to_row, min(left, 64), to_col);
+                    store_rows<Out>(buffer, arguments, tile, to_row, min(left, 64), to_col);
                 } else if (GROUPED && left < 64) {
-                    store_rows(buffer, arguments, to_row, left, to_col);
+                    store_rows<uint4>(buffer, arguments, tile, to_row, left, to_col);
                 } else if (storing_thread()) {
 #pragma unroll
                     for (int slab = 0; slab < PART_COLS / SLAB; ++slab) {
