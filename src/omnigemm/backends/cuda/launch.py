@@ -20,7 +20,7 @@ _SWIZZLES = {32: "CU_TENSOR_MAP_SWIZZLE_32B", 64: "CU_TENSOR_MAP_SWIZZLE_64B", 1
 _ELEMENTS = {
     1: "CU_TENSOR_MAP_DATA_TYPE_UINT8",
     2: "CU_TENSOR_MAP_DATA_TYPE_UINT16",
-    4: "CU_TENSOR_MAP_DATA_TYPE_FLOAT32",  # results only, to which the copy engine adds: it must know that they are floats
+    4: "CU_TENSOR_MAP_DATA_TYPE_FLOAT32",  # results only: the copy engine adds to them
 }
 
 

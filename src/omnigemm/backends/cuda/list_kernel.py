@@ -58,5 +58,7 @@ def like_matrices(config: sm90.Config, variant: sm90.Variant) -> list[Matrix | N
     size, turned = variant.element_bytes, variant.turned(config.swap)
     block = sm90.BLOCK_K // size
     boxes = [(sm90.SLAB, sm90.SLAB) if way else (block, rows) for way, rows in zip(turned, sides, strict=True)]
-    store = Matrix(64, 64, variant.out_bytes, 256, (variant.slab(config), 64)) if variant.stores_by_tma(config) else None
+    store = None
+    if variant.stores_by_tma(config):
+        store = Matrix(64, 64, variant.out_bytes, 256, (variant.slab(config), 64))
     return [*(Matrix(128 // size, 64, size, 128, box) for box in boxes), store]
