@@ -50,11 +50,11 @@ class Product(NamedTuple):
         return self.beta * memory_at(self.c, self.m, self.n, self.c_row, self.c_col, TYPES[self.c_type]).double()
 
     def check_store(self, dtype: torch.dtype) -> None:
-        """The copy engine writes whole 16 bytes at a row's end."""
+        """The copy engine writes results with rows of whole 16 bytes, and no others: it would write behind them."""
+        pitch, width = (dtype.itemsize * one for one in (self.out_row, self.n))
+        assert self.straight == (not any(one % 16 for one in (self.out, pitch, width)))
         if self.straight:
-            assert self.maps[2] == (self.out, 2 * self.out_row, self.n, self.m)
-            assert dtype.itemsize == 2
-            assert not any(one % 16 for one in (self.out, 2 * self.out_row, 2 * self.n))
+            assert self.maps[2] == (self.out, pitch, self.n, self.m)
 
 
 def memory_at(address: int, rows: int, cols: int, row: int, col: int, dtype: torch.dtype) -> Tensor:

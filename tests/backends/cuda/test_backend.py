@@ -224,7 +224,16 @@ def test_products_of_nothing_need_no_kernel(size: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "by_tma"), [({}, True), ({"out_dtype": "fp32"}, False), ({"n": 252}, False), ({"n": 264}, True)]
+    ("change", "by_tma"),
+    [
+        ({}, True),
+        ({"n": 252}, False),
+        ({"n": 264}, True),
+        ({"out_dtype": "fp32"}, True),
+        ({"out_dtype": "fp32", "n": 252}, True),
+        ({"out_dtype": "fp32", "n": 254}, False),
+        ({"out_dtype": "fp32", "n": 253}, False),
+    ],
 )
 def test_results_go_out_by_the_copy_engine_where_rows_allow(change: dict[str, object], by_tma: bool) -> None:
     one = problem(bias=True, a_dtype="e5m2", **change)

@@ -27,7 +27,7 @@ WEIGHTS = ((1, 1), (3, 17), (7, 128), (64, 129), (129, 513), (576, 7168), (4096,
 
 
 def variant(n: int, k: int, kinds: tuple[str, str] = BLOCK, out: str = "bf16", bias: bool = False) -> Variant:
-    return Variant(n, k, "e4m3", "e4m3", *kinds, out, bias, out_by_tma=out != "fp32" and n % 8 == 0)
+    return Variant(n, k, "e4m3", "e4m3", *kinds, out, bias, out_by_tma=n % (4 if out == "fp32" else 8) == 0)
 
 
 def check(what: Variant, m: int, gpu: Gpu) -> tuple[Choice, ...]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from omnigemm.backends.cuda import dense, gemm, sm90
+from omnigemm.backends.cuda.launch import Matrix
 from omnigemm.backends.cuda.sm90 import Config
 from omnigemm.core.problem import describe
 
@@ -28,8 +29,11 @@ class Launcher:
 
     launches: list[tuple[int, tuple[int, ...], tuple[Any, ...]]] = []  # noqa: RUF012
 
+    made: list[Any] = []  # noqa: RUF012
+
     def __init__(self, kernel: object, *, values: str, **options: Any) -> None:
         self.format = struct.Struct(values)
+        self.made.append(options["matrices"])
 
     def launch(self, stream: int, addresses: tuple[int, ...], values: tuple[Any, ...]) -> None:
         self.format.pack(*values)
@@ -198,3 +202,28 @@ def test_sixteen_bits_on_another_device_or_at_odd_addresses(device: list[int]) -
     assert Launcher.launches == []
     run(out, a, b, None, 1.0, 0.0)
     assert only_launch()[0] == tuple(places(a, b, out))
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("pitch", [256, 260, 257, 258])
+@pytest.mark.parametrize("config", [PLAIN, SWAPPED, Config(False, 1, 1, 48, 4)], ids=["plain", "swapped", "48 columns"])
+def test_rows_of_fp32_results_may_begin_anywhere(config: Config, pitch: int) -> None:
+    """They are written in place, by the copy engine if it can: only then there is a map of them."""
+    a, b = aligned(4, 256, dtype=torch.bfloat16), aligned(256, 256, dtype=torch.bfloat16).t()
+    out = aligned(4, pitch)[:, :256]
+    problem = describe("gemm", m=4, n=256, k=256, dtype="bf16", b_layout="col", out_dtype="fp32")
+    gemm.Gemm(problem, config, 0, 132)(out, a, b, None, 1.0, 0.0)
+    addresses, values = only_launch()
+    assert addresses[2] == values[3] == out.data_ptr()
+    store = Launcher.made[-1][2]
+    assert (store is not None) == (config is PLAIN and pitch % 4 == 0)
+    if store is not None:
+        assert store == Matrix(256, 4, 4, 4 * pitch, (32, 64))
+
+
+@pytest.mark.usefixtures("device")
+def test_rows_of_16_bit_results_must_not() -> None:
+    run, (_, a, b) = sixteen()
+    run(aligned(4, 257, dtype=torch.bfloat16)[:, :256], a, b, None, 1.0, 0.0)
+    only_launch()
+    assert Launcher.made[-1][2] == Matrix(256, 4, 2, 512, (64, 64))  # of a copy

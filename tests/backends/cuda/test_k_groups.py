@@ -121,6 +121,8 @@ class Launcher:
         raw = self.format.pack(*values)
         self.machine.launches.append(self.kernel.name)
         if "setup" in self.kernel.name:
+            store, size = self.options["matrices"][2], self.machine.out_dtype.itemsize
+            assert (store.element_bytes, store.box) == (size, (128 // size, 64))
             self.machine.small_kernels[self.kernel.name].launch(
                 raw, len(raw), self.options["grid"], self.options["threads"]
             )

@@ -8,6 +8,7 @@ import threading
 import time
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -144,3 +145,17 @@ def test_a_refused_launch_is_an_error_and_the_next_one_goes_on(driver: Driver) -
     one(0, (16, 32, 0), 3, 4)
     assert driver.launches[-1] == (0, (16, 32), (3, 4))
     assert driver.encoded == 2
+
+
+@pytest.mark.parametrize(("size", "kind"), [(1, "UINT8"), (2, "UINT16"), (4, "FLOAT32")])
+def test_results_of_4_bytes_are_floats_to_the_copy_engine(
+    monkeypatch: pytest.MonkeyPatch, size: int, kind: str
+) -> None:
+    """It adds to them, and of integers it would add the bits."""
+    driver = MagicMock()
+    monkeypatch.setattr(launch, "bindings", lambda: driver)
+    monkeypatch.setattr(launch, "checked", lambda answer, what: answer)
+    Matrix(64, 64, size, 256, (128 // size, 64)).encode(4096)
+    given = driver.cuTensorMapEncodeTiled.call_args.args
+    assert given[0] is getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{kind}")
+    assert given[8] is driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B

@@ -44,7 +44,10 @@ class Machine:
     def setup(self, launcher: Launcher, raw: bytes) -> None:
         """As list_setup.cuh has it."""
         lines = launcher.lines
-        memory, count, first, here, a_turned, b_turned, by_tma, *rest = struct.unpack_from("P8i3P2q2i", raw)
+        memory, count, first, here, a_turned, b_turned, out_bytes, *rest = struct.unpack_from("P8i3P2q2i", raw)
+        assert out_bytes == self.out_dtype.itemsize
+        store = launcher.options["matrices"][2]
+        assert (store.element_bytes, store.box) == (out_bytes, (128 // out_bytes, 64))
         assert rest[:2] == [CONFIG.tile_m * CONFIG.right_share, CONFIG.tile_n * CONFIG.left_share]
         assert rest[4:7] == [0, 0, 0], "sizes are the host's"
         on_device, steps = rest[2:4], rest[7:]
@@ -65,7 +68,7 @@ class Machine:
                 for numbers, step, own in zip(on_device, steps, factors, strict=True)
             ]
             self.table[memory, first + i] = {
-                "sizes": (m, n, k), "tile_end": tile_end, "turned": (a_turned, b_turned), "by_tma": by_tma,
+                "sizes": (m, n, k), "tile_end": tile_end, "turned": (a_turned, b_turned),
                 "pitches": (8 * a_pitch, 8 * b_pitch), "out_stride": out_stride, "c": (c_type, c_row, c_col),
                 "addresses": [one[i] for one in columns], "factors": used, "count": count,
             }  # fmt: skip

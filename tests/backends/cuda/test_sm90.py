@@ -29,7 +29,7 @@ TABLE = [(at, row) for at, rows in choice.table(KNOWN["h200"]).items() for row i
 
 
 def variant(kinds: tuple[str, str] = BLOCK, out: str = "bf16", **changes: Any) -> Variant:
-    plain = Variant(4096, 7168, "e4m3", "e4m3", *kinds, out, out_by_tma=out != "fp32")
+    plain = Variant(4096, 7168, "e4m3", "e4m3", *kinds, out)
     return dataclasses.replace(plain, **changes)
 
 
@@ -60,7 +60,6 @@ FAULTS = {
     "out_parts is 4, expected 1 if operands are swapped or K is split": Config(
         False, 2, 1, 40, 4, split=5, out_parts=4
     ),
-    "out_parts is 4, expected 192 columns in whole parts of 64": Config(False, 2, 1, 192, 4, out_parts=4),
     "the cluster has 16 blocks": Config(True, 1, 1, 32, 8, right_share=4, split=4),
     "the cluster has 9 blocks": Config(True, 1, 1, 8, 8, split=9),
     "stages is 1, expected at least 2": Config(False, 2, 1, 128, 1),
@@ -108,7 +107,27 @@ LIMITS: list[tuple[str, Config, Variant, Variant]] = [
         "shared memory is 232552 bytes, expected at most 232448",
         Config(False, 2, 1, 128, 6),
         variant(),
+        variant(out_by_tma=False),
+    ),
+    # They go out in slabs of 128 bytes; others are not parted at all.
+    (
+        "out_parts is 4, expected 192 columns in whole parts of 64",
+        Config(False, 2, 1, 192, 4, out_parts=4),
+        variant(),
         variant(out="fp32"),
+    ),
+    (
+        "out_parts is 2, expected 192 columns in whole parts of 64",
+        Config(False, 2, 1, 192, 4, out_parts=2),
+        variant(),
+        variant(out_by_tma=False),
+    ),
+    # What makes int8 exact in fp32 takes some.
+    (
+        "137 registers for sums, products and scales, expected at most 136",
+        Config(False, 1, 1, 224, 2, blocks_per_sm=2),
+        variant(TOKEN, "fp32", **_INT8),
+        variant(TOKEN, "fp32", out_by_tma=False, **_INT8),
     ),
     # Each fits by itself, but the chip must hold both, and 1 KB more for each.
     (
@@ -136,6 +155,24 @@ def test_a_tile_meets_two_blocks_of_scales_or_is_refused(cols: int) -> None:
     most = max((start + cols - 1) // 128 - start // 128 + 1 for start in range(0, 128 * cols, cols))
     fault = variant().fault(Config(False, 1, 1, cols, 2))
     assert ("three blocks" in str(fault)) == (most > 2)
+
+
+@pytest.mark.parametrize("buffers", [1, 2])
+@pytest.mark.parametrize("cols", [16 * i for i in range(1, 17)])
+def test_wide_results_wait_in_no_more_memory_than_narrow_ones(cols: int, buffers: int) -> None:
+    """So that a config has its stages whatever its results are. A slab of 32 columns is the least there is."""
+    narrow, wide = variant(TENSOR), variant(TENSOR, "fp32")
+    for parts in (count for count in (1, 2, 4) if cols % (narrow.slab(Config(False, 1, 1, cols, 2)) * count) == 0):
+        config = Config(False, 1, 1, cols, 2, out_buffers=buffers, out_parts=parts)
+        assert wide.stores_by_tma(config) == (cols % 32 == 0)
+        if cols % 32:
+            assert wide.shared_bytes(config) < narrow.shared_bytes(config)
+            continue
+        direct = dataclasses.replace(wide, out_by_tma=False).shared_bytes(config)
+        each = cols // wide.out_parts(config)
+        assert each % 32 == 0
+        assert wide.shared_bytes(config) - direct == buffers * 64 * each * 4
+        assert each == 32 or wide.shared_bytes(config) <= narrow.shared_bytes(config)
 
 
 def test_grid() -> None:
@@ -300,7 +337,10 @@ BY_ROW = [
     (Config(False, 1, 2, 64, 6, left_share=4), variant(TOKEN, "fp32", bias=True)),
     (Config(False, 2, 2, 128, 3, right_share=2, out_buffers=2), variant(MIXED[0], "fp16")),
     (Config(False, 2, 2, 128, 3, left_share=2, out_buffers=2), variant(bias=True)),
-    (Config(False, 2, 2, 128, 4, left_share=2), variant(out="fp32", k=1100)),
+    (Config(False, 2, 2, 128, 3, left_share=2), variant(out="fp32", k=1100)),
+    (Config(False, 2, 2, 128, 4, left_share=2), variant(out="fp32", n=4097, out_by_tma=False)),
+    (Config(False, 2, 1, 192, 4, right_share=2, band=16), variant(out="fp32", bias=True)),
+    (Config(False, 2, 1, 128, 5), variant(ROWS, "fp32", bias=True)),
 ]
 MEASURED = [
     (Config(**row["config"]), of_table(kind, n, k)) for (n, k, kind), row in (TABLE[i] for i in (0, 13, 22, 30))
@@ -317,6 +357,8 @@ INTEGERS = [
     (Config(False, 2, 1, 192, 4), variant(TOKEN, zero_points=True, **_INT8)),
     (Config(False, 2, 2, 128, 3, left_share=2, out_buffers=2), variant(TOKEN, **_INT8)),
     (Config(False, 2, 2, 128, 3, left_share=2), variant(MIXED[1], "fp32", zero_points=True, k=129, **_INT8)),
+    (Config(False, 2, 1, 256, 4, out_buffers=2, out_parts=4), variant(TOKEN, "fp32", bias=True, **_INT8)),
+    (Config(False, 2, 2, 128, 3, left_share=2, out_buffers=2), variant(TOKEN, "fp32", bias=True, **_INT8)),
 ]
 SIXTEEN = [
     (Config(True, 1, 1, 8, 8, split=8, depth=4, blocks_per_sm=2), variant(NO_SCALES, **_BF16)),
@@ -330,6 +372,12 @@ SIXTEEN = [
     (Config(False, 2, 1, 192, 4), variant(NO_SCALES, b_turned=True, **_BF16)),
     (Config(False, 2, 2, 128, 3, left_share=2, out_buffers=2), variant(NO_SCALES, "fp16", c=True, **_FP16)),
     (Config(False, 2, 2, 128, 3, left_share=2), variant(NO_SCALES, "fp32", k=129, **_FP16, **_TURNED)),
+    (
+        Config(False, 2, 1, 256, 4, right_share=2, out_buffers=2, out_parts=4),
+        variant(NO_SCALES, "fp32", c=True, **_BF16, **_TURNED),
+    ),
+    (Config(False, 2, 2, 128, 3, left_share=2, out_buffers=2), variant(NO_SCALES, "fp32", c=True, **_BF16)),
+    (Config(False, 2, 1, 256, 4, right_share=2), variant(NO_SCALES, "fp32", c=True, **_BF16, **ODD)),
 ]
 _ROWS: dict[str, Any] = {"grouping": "contiguous"}
 _SLABS: dict[str, Any] = {"grouping": "masked"}
@@ -356,6 +404,8 @@ GROUPS = [
     (Config(False, 2, 1, 256, 4, right_share=2, out_buffers=2, out_parts=4), variant(NO_SCALES, **_BF16, **_ROWS)),
     (Config(False, 2, 1, 192, 4, left_share=2, band=16), variant(NO_SCALES, b_turned=True, **_BF16, **_SLABS)),
     (Config(False, 2, 2, 128, 3, left_share=2, out_buffers=2), variant(NO_SCALES, "fp16", **_FP16, **_ROWS)),
+    (Config(False, 2, 2, 128, 3, left_share=2, out_buffers=2), variant(out="fp32", **_ROWS)),
+    (Config(False, 1, 1, 192, 2, blocks_per_sm=2), variant(TOKEN, "fp32", **_INT8, **_SLABS)),
 ]
 _LIST: dict[str, Any] = {"grouping": "list", "n": 0, "k": 0}
 LISTS = [
@@ -372,7 +422,12 @@ LISTS = [
     (Config(False, 1, 1, 256, 4), variant(NO_SCALES, "fp16", **_BF16, **_LIST)),
     (Config(False, 1, 1, 64, 5, blocks_per_sm=2), variant(NO_SCALES, c=True, **_FP16, **_TURNED, **_LIST)),
     (Config(False, 2, 1, 128, 5, right_share=2), variant(ROWS, c=True, **_LIST)),
-    (Config(False, 2, 1, 128, 6), variant(ROWS, "fp32", c=True, a_dtype="e5m2", **_LIST)),
+    (Config(False, 2, 1, 128, 5), variant(ROWS, "fp32", c=True, a_dtype="e5m2", **_LIST)),
+    (
+        Config(False, 2, 1, 256, 4, right_share=2, band=16, out_buffers=2, out_parts=4),
+        variant(NO_SCALES, "fp32", c=True, **_BF16, **_TURNED, **_LIST),
+    ),
+    (Config(False, 2, 1, 192, 4), variant(NO_SCALES, "fp32", c=True, **_FP16, **_TURNED, **_LIST)),
     (Config(False, 1, 1, 128, 6, blocks_per_sm=1), variant(ROWS, "fp16", **_LIST)),
     (Config(False, 1, 1, 64, 5, blocks_per_sm=2), variant(ROWS, "fp32", **_LIST)),
 ]

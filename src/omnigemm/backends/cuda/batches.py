@@ -118,13 +118,14 @@ class Batch:
         rows = config.rows // config.left_share, config.cols // config.right_share
         a_rows, b_rows = reversed(rows) if config.swap else rows
         maps = left.matrix(self._box(variant.a_turned, a_rows)), right.matrix(self._box(variant.b_turned, b_rows))
+        store = target.matrix((variant.slab(config), 64)) if by_tma else None
         launcher = Launcher(
             self._loaded.kernel,
             grid=self._grid,
             threads=config.threads,
             shared_bytes=self._shared_bytes,
             cluster=config.cluster,
-            matrices=(*(reversed(maps) if config.swap else maps), target.matrix((config.slab, 64)) if by_tma else None),
+            matrices=(*(reversed(maps) if config.swap else maps), store),
             values=arguments.of_batch(variant.element_bytes),
         )
         return Prepared(launcher, target.step, int(left.count > 1), int(right.count > 1))

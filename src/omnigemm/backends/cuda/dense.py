@@ -53,7 +53,7 @@ def variant_of(problem: Problem) -> sm90.Variant:
         problem.out_dtype,
         problem.bias,
         problem.zero_points,
-        out_by_tma=problem.out_dtype != "fp32" and problem.n % 8 == 0,
+        out_by_tma=sm90.whole_rows(problem.n, problem.out_dtype),
         a_turned=problem.op == "gemm" and problem.a_layout == "col",
         b_turned=problem.op == "gemm" and problem.b_layout == "row",  # [K, N]
         c=problem.c,
@@ -94,6 +94,14 @@ def pitch(x: Tensor, straight: bool = True) -> int | None:
     if step < x.size(1) * size or (straight and step % ALIGN):
         return None
     return step
+
+
+def stored(out: Tensor, variant: sm90.Variant, config: sm90.Config) -> Matrix | None:
+    """Results as the copy engine writes them; None where it does not."""
+    step = pitch(out)
+    if step is None or not variant.stores_by_tma(config):
+        return None
+    return Matrix(out.size(1), out.size(0), variant.out_bytes, step, (variant.slab(config), 64))
 
 
 def aligned(x: Tensor) -> Tensor:
@@ -181,15 +189,15 @@ class Launch:
 
     def _prepare(self, out: Tensor, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor) -> Launcher | None:
         """The launch for matrices that lie like these; None if some must be copied first."""
-        config, by_tma = self._config, self._variant.stores_by_tma(self._config)
-        pitches = pitch(a), pitch(b), pitch(out, straight=by_tma)
+        config, variant = self._config, self._variant
+        pitches = pitch(a), pitch(b), pitch(out, straight=variant.needs_whole_rows(config))
         if None in pitches or not (a_scale.is_contiguous() and b_scale.is_contiguous()):
             return None
         rows = {"left": config.rows // config.left_share, "right": config.cols // config.right_share}
         a_side, b_side = ("right", "left") if config.swap else ("left", "right")
         left = Matrix(self._k, self._m, 1, pitches[0] or 0, (sm90.BLOCK_K, rows[a_side]))
         right = Matrix(self._k, self._n, 1, pitches[1] or 0, (sm90.BLOCK_K, rows[b_side]))
-        store = Matrix(self._n, self._m, 2, pitches[2] or 0, (config.slab, 64)) if by_tma else None
+        store = stored(out, variant, config)
         return Launcher(
             self._loaded.kernel,
             grid=config.grid(self._m, self._n, self._multiprocessors),

@@ -83,15 +83,14 @@ class Gemm:
     def _prepare(self, out: Tensor, a: Tensor, b: Tensor) -> Launcher | None:
         """The launch for matrices that lie like these; None if some must be copied first."""
         config, variant = self._config, self._variant
-        by_tma = variant.stores_by_tma(config)
         rows = {"left": config.rows // config.left_share, "right": config.cols // config.right_share}
         a_side, b_side = ("right", "left") if config.swap else ("left", "right")
         left = _operand(a, variant.a_turned, rows[a_side])
         right = _operand(b.t(), variant.b_turned, rows[b_side])
-        step = dense.pitch(out, straight=by_tma)
+        step = dense.pitch(out, straight=variant.needs_whole_rows(config))
         if left is None or right is None or step is None:
             return None
-        store = Matrix(self._n, self._m, 2, step, (config.slab, 64)) if by_tma else None
+        store = dense.stored(out, variant, config)
         return Launcher(
             self._loaded.kernel,
             grid=config.grid(self._m, self._n, self._multiprocessors),

@@ -166,8 +166,9 @@ class Launch:
         self, out: Tensor, a: Tensor, b: Tensor, groups: Tensor, a_scale: Tensor | None, b_scale: Tensor | None
     ) -> tuple[Launcher, tuple[int, ...]] | None:
         """The launch for tensors that lie like these, with the steps of their rows; None if some must be copied."""
-        config, by_tma = self._config, self._variant.stores_by_tma(self._config)
-        target, left, right = Slabs.of(out, straight=by_tma), Slabs.of(a), Slabs.of(self._lines(b))
+        config, variant = self._config, self._variant
+        target = Slabs.of(out, straight=variant.needs_whole_rows(config))
+        left, right = Slabs.of(a), Slabs.of(self._lines(b))
         if target is None or left is None or right is None:
             return None
         if not all(one is None or one.is_contiguous() for one in (groups, a_scale, b_scale)):
@@ -177,7 +178,8 @@ class Launch:
         block = sm90.BLOCK_K // self._variant.element_bytes
         turned = self._variant.b_turned
         maps = left.matrix((block, a_rows)), right.matrix((sm90.SLAB, sm90.SLAB) if turned else (block, b_rows))
-        store = target.matrix((config.slab, 64)) if by_tma else None
+        by_tma = variant.stores_by_tma(config) and target.pitch % _ALIGN == 0
+        store = target.matrix((variant.slab(config), 64)) if by_tma else None
         launcher = Launcher(
             self._loaded.kernel,
             grid=grid(config, self._problem, self._multiprocessors),

@@ -85,7 +85,7 @@ class KGroups:
     def __init__(self, problem: Problem, config: sm90.Config, index: int, multiprocessors: int) -> None:
         self._problem, self._config = problem, config
         self._index, self._device = index, torch.device("cuda", index)
-        by_tma, variant = problem.out_dtype != "fp32", variant_of(problem)
+        variant = variant_of(problem)
         self._fp8 = variant.element_bytes == 1
         shared_bytes = variant.shared_bytes(config) + list_choice.TABLE_BYTES
         main = dense.loaded(problem, config, variant, index, shared_bytes)
@@ -101,7 +101,7 @@ class KGroups:
                 threads=32 * _WARPS,
                 shared_bytes=0,
                 cluster=1,
-                matrices=list_kernel.like_matrices(config, turned(problem), by_tma, variant.element_bytes),
+                matrices=list_kernel.like_matrices(config, variant),
                 values=_VALUES,
             )
             main_launcher = Launcher(

@@ -28,7 +28,7 @@ def variant_of(problem: Problem, turned: Turned) -> sm90.Variant:
         problem.a_scale,
         problem.b_scale,
         problem.out_dtype,
-        out_by_tma=problem.out_dtype != "fp32",
+        out_by_tma=True,  # of each product, the small kernel finds out
         a_turned=turned[0],
         b_turned=turned[1],
         c=problem.c,
@@ -52,10 +52,13 @@ def grid(config: sm90.Config, tiles: int, multiprocessors: int) -> int:
     return min(tiles, multiprocessors // config.cluster * config.blocks_per_sm) * config.cluster
 
 
-def like_matrices(config: sm90.Config, turned: Turned, by_tma: bool, element_bytes: int = 2) -> list[Matrix | None]:
+def like_matrices(config: sm90.Config, variant: sm90.Variant) -> list[Matrix | None]:
     """Matrices with the right boxes, whose maps the small kernel copies and points elsewhere."""
     sides = config.rows // config.left_share, config.cols // config.right_share
-    block = sm90.BLOCK_K // element_bytes
+    size, turned = variant.element_bytes, variant.turned(config.swap)
+    block = sm90.BLOCK_K // size
     boxes = [(sm90.SLAB, sm90.SLAB) if way else (block, rows) for way, rows in zip(turned, sides, strict=True)]
-    store = Matrix(64, 64, 2, 128, (config.slab, 64)) if by_tma else None
-    return [*(Matrix(128 // element_bytes, 64, element_bytes, 128, box) for box in boxes), store]
+    store = None
+    if variant.stores_by_tma(config):
+        store = Matrix(64, 64, variant.out_bytes, 256, (variant.slab(config), 64))
+    return [*(Matrix(128 // size, 64, size, 128, box) for box in boxes), store]

@@ -83,7 +83,6 @@ class Lists:
         self._index, self._multiprocessors = index, multiprocessors
         self._device = torch.device("cuda", index)
         self._layouts = layouts(problem)
-        self._by_tma = problem.out_dtype != "fp32"
         self._most = list_setup.most_lines()
         for turned in self._layouts:
             self._loaded(turned)
@@ -194,7 +193,7 @@ class Lists:
         for here, room in list_setup.launches(count, self._most):
             told = list_setup.arguments(here, room)
             launcher = self._setup_launcher(turned, here, room, told.size)
-            counts = count, first, here, *map(int, turned), int(self._by_tma), down, across
+            counts = count, first, here, *map(int, turned), sm90.OUT_BYTES[self._problem.out_dtype], down, across
             some = slice(first, first + here)
             setups.append(Setup.of(launcher, told, counts, b"".join(lines[some]), order[some], len(out)))
             first += here
@@ -211,7 +210,7 @@ class Lists:
             threads=32 * list_setup.WARPS,
             shared_bytes=0,
             cluster=1,
-            matrices=list_kernel.like_matrices(self._config, turned, self._by_tma),
+            matrices=list_kernel.like_matrices(self._config, list_kernel.variant_of(self._problem, turned)),
             values=f"P{argument_bytes}s",
         )
 

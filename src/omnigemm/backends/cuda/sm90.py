@@ -20,6 +20,8 @@ _SCALES = {"none": 0, "tensor": 0, "token": 0, "channel": 0, "1x128": 1, "128x12
 # For sums, products and scales of a math warp, by math groups and blocks on a multiprocessor: what is left of its own.
 _REGISTERS = {(1, 1): 224, (1, 2): 136, (1, 3): 80, (1, 4): 64, (2, 1): 196}
 TYPES = {"bf16": 0, "fp16": 1, "fp32": 2}  # as epilogue.cuh numbers them
+OUT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+_WHOLE = 16  # bytes that the copy engine writes at least, also at a row's end
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Config:
     depth: int = 1  # blocks of K that are multiplied together before their sums are scaled and added
     band: int = 8  # column tiles that are worked on together, for L2
     out_buffers: int = 1  # waves of results that may wait for the copy engine,
-    out_parts: int = 1  # or parts of their columns
+    out_parts: int = 1  # or parts of their columns: of 16-bit results, others see to it that they need no more room
     blocks_per_sm: int = 1
 
     @property
@@ -78,15 +80,10 @@ class Config:
     def tile_n(self) -> int:
         return self.rows if self.swap else self.cols
 
-    @property
-    def slab(self) -> int:
-        """Columns that one store of the TMA epilogue writes."""
-        return next(width for width in (64, 32, 16) if self.cols % width == 0)
-
-    def shared_bytes(self, left_scale: int, right_scale: int, out_by_tma: bool) -> int:
-        """Results on their way out or sums from other blocks, the stages, the scales that come with them, two barriers
-        for each stage, and one for the sums."""
-        out = self.math_groups * self.out_buffers * 64 * (self.cols // self.out_parts) * 2 if out_by_tma else 0
+    def shared_bytes(self, left_scale: int, right_scale: int, row_bytes: int) -> int:
+        """Results on their way out, `row_bytes` of a row in each buffer, or sums from other blocks, the stages, the
+        scales that come with them, two barriers for each stage, and one for the sums."""
+        out = self.math_groups * self.out_buffers * 64 * row_bytes
         if self.split > 1:
             out = self.owned * self.split * self.math_groups * 128 * 16
         scales = (0, self.rows, 0)[left_scale] + (0, self.cols, 2 if 128 % self.cols else 0)[right_scale]
@@ -147,8 +144,6 @@ class Config:
                 return f"{name} is {getattr(self, name)}, expected at least 1"
         if self.out_parts > 1 and not self.persistent:
             return f"out_parts is {self.out_parts}, expected 1 if operands are swapped or K is split"
-        if self.out_parts > 1 and self.cols % (self.slab * self.out_parts):
-            return f"out_parts is {self.out_parts}, expected {self.cols} columns in whole parts of {self.slab}"
         if self.swap and self.owned * 8 * (self.rows + 4) * 4 > self.stages * self.stage_bytes:
             return f"{self.stages} stages hold less than the sums of {self.owned * 8} columns"
         return None
@@ -167,7 +162,7 @@ class Variant:
     out_dtype: str
     bias: bool = False
     zero_points: bool = False  # of int8 activations
-    out_by_tma: bool = True  # 16-bit results with rows at multiples of 16 bytes
+    out_by_tma: bool = True  # the copy engine may write results: rows are whole multiples of 16 bytes
     a_turned: bool = False  # the rows of A, and not K, lie side by side in memory
     b_turned: bool = False
     c: bool = False  # beta C is added
@@ -201,14 +196,37 @@ class Variant:
     def right_scale(self, swap: bool) -> int:
         return _SCALES[self.a_scale if swap else self.b_scale]
 
+    @property
+    def out_bytes(self) -> int:
+        return OUT_BYTES[self.out_dtype]
+
     def stores_by_tma(self, config: Config) -> bool:
         # Zero points are finished in doubles, which with what that way out keeps are more registers than there are.
-        return self.out_by_tma and config.persistent and not self.zero_points
+        possible = self.out_by_tma and config.persistent and not self.zero_points
+        if self.out_bytes == 2:
+            return possible
+        # epilogue_tma.cuh stages whole slabs of 32; of a batch it has no way to write fp32 rows that begin anywhere.
+        return possible and self.slab(config) == 32 and not self.batched
+
+    def needs_whole_rows(self, config: Config) -> bool:
+        """Whether rows of results must begin at multiples of 16 bytes: fp32 ones that do not are written by element."""
+        return self.stores_by_tma(config) and self.out_bytes == 2
+
+    def slab(self, config: Config) -> int:
+        """Columns that one store of the TMA epilogue writes: 128, 64 or 32 bytes of a row."""
+        return next(size // self.out_bytes for size in (128, 64, 32) if config.cols * self.out_bytes % size == 0)
+
+    def out_parts(self, config: Config) -> int:
+        """Parts in which a wave's columns go out. fp32 takes as much room as 16 bits do, or less, in more of them;
+        unless that would be less than a slab."""
+        if self.out_bytes == 2 or not self.stores_by_tma(config):
+            return config.out_parts
+        slabs = config.cols // self.slab(config)
+        return next((count for count in range(2 * config.out_parts, slabs) if slabs % count == 0), slabs)
 
     def shared_bytes(self, config: Config) -> int:
-        size = config.shared_bytes(
-            self.left_scale(config.swap), self.right_scale(config.swap), self.stores_by_tma(config)
-        )
+        waiting = config.cols // self.out_parts(config) * self.out_bytes if self.stores_by_tma(config) else 0
+        size = config.shared_bytes(self.left_scale(config.swap), self.right_scale(config.swap), waiting)
         # A block with many tiles turns its results, up to 32 tokens at a time, in memory of their own.
         turned = -(-min(config.cols, 32) * (config.rows + 4) * 4 // 1024) * 1024
         return size + (turned if self.grouping and config.swap else 0)
@@ -222,13 +240,16 @@ class Variant:
             return f"split is {config.split}, expected 1 for groups"
         if self.grouping == "list" and config.swap:
             return "swapped, expected operands as they are for a list"
+        parts = self.out_parts(config)
+        if self.stores_by_tma(config) and config.cols % (self.slab(config) * parts):
+            return f"out_parts is {parts}, expected {config.cols} columns in whole parts of {self.slab(config)}"
         if self.straight and config.stages <= config.depth:
             return f"stages is {config.stages}, expected more than the depth {config.depth} for {self.a_dtype}"
         if self.int8 and config.cols % 16 and config.cols not in (8, 24):
             return f"cols is {config.cols}, expected 8, 24 or a multiple of 16 for int8"
-        parts = config.rows // config.left_share, config.cols // config.right_share
-        if any(turned and part % SLAB for turned, part in zip(self.turned(config.swap), parts, strict=True)):
-            return f"a share of {parts[0]} by {parts[1]}, expected multiples of {SLAB} for turned operands"
+        shares = config.rows // config.left_share, config.cols // config.right_share
+        if any(turned and share % SLAB for turned, share in zip(self.turned(config.swap), shares, strict=True)):
+            return f"a share of {shares[0]} by {shares[1]}, expected multiples of {SLAB} for turned operands"
         width = config.cols & -config.cols
         if not config.swap and self.b_scale == "128x128" and config.cols - min(width, 128) > 128:
             return f"a tile of {config.cols} columns can meet three blocks of scales, expected at most two"
@@ -236,6 +257,8 @@ class Variant:
         registers = (config.waves + (0 if self.straight else config.depth)) * config.cols // 2
         if self.straight and not config.swap:  # what the epilogue keeps of the columns meets all of the sums
             registers += 3 * config.cols // 32
+        if self.int8 and self.out_bytes == 4 and self.stores_by_tma(config):  # products in two floats each
+            registers += 4
         if self.right_scale(config.swap) == 1:
             registers += config.cols // 4
         limit = _REGISTERS[config.math_groups, config.blocks_per_sm]
@@ -247,6 +270,11 @@ class Variant:
         if config.blocks_per_sm * (size + 1024) > SHARED_PER_SM:
             return f"{config.blocks_per_sm} blocks of {size} bytes, expected at most {SHARED_PER_SM} together"
         return None
+
+
+def whole_rows(n: int, out_dtype: str) -> bool:
+    """Whether the copy engine can write so many columns and nothing behind them."""
+    return n * OUT_BYTES[out_dtype] % _WHOLE == 0
 
 
 def name(config: Config, variant: Variant) -> str:
@@ -324,11 +352,12 @@ def source(config: Config, variant: Variant) -> str:
         "DEPTH": config.depth,
         "BAND": config.band,
         "OUT_BUFFERS": config.out_buffers,
-        "OUT_PARTS": config.out_parts,
+        "OUT_PARTS": variant.out_parts(config),
         "BLOCKS_PER_SM": config.blocks_per_sm,
         "LEFT_SCALE": variant.left_scale(config.swap),
         "RIGHT_SCALE": variant.right_scale(config.swap),
         "OUT_TYPE": TYPES[variant.out_dtype],
+        "OUT_BYTES": variant.out_bytes,
         "HAS_BIAS": int(variant.bias),
         "HAS_ZERO": int(variant.zero_points),
         "HAS_C": int(variant.c),

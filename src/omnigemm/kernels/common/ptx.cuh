@@ -88,6 +88,10 @@ __device__ __forceinline__ float4 ld_shared_v4(const float* source) {
     return v;
 }
 
+__device__ __forceinline__ void st_shared_v2(void* target, float x, float y) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(smem_address(target)), "f"(x), "f"(y) : "memory");
+}
+
 __device__ __forceinline__ u32 cluster_ctarank() {
     u32 rank;
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -202,6 +206,14 @@ __device__ __forceinline__ void tma_store_3d(const TensorMap* map, const void* s
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
                  "r"(smem_address(source)), "r"(inner), "r"(outer), "r"(number)
                  : "memory");
+}
+
+// To what is there, element by element; of which type, the map says. Nothing comes back.
+__device__ __forceinline__ void tma_reduce_add_2d(const TensorMap* map, const void* source, int inner, int outer) {
+    asm volatile(
+        "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
+        "r"(smem_address(source)), "r"(inner), "r"(outer)
+        : "memory");
 }
 
 __device__ __forceinline__ void bulk_commit_group() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }

@@ -4,6 +4,11 @@
 #include "common/ptx.cuh"
 
 enum : int { BF16, FP16, FP32 };  // OUT_TYPE and Arguments::bias_type are one of these
+#if OUT_BYTES == 4
+using Out = float;
+#else
+using Out = unsigned short;
+#endif
 
 __device__ __forceinline__ u32 pack_out(float low, float high) {
     return OUT_TYPE == BF16 ? pack_bf16(low, high) : pack_fp16(low, high);
@@ -65,6 +70,37 @@ __device__ __forceinline__ float c_near(const Arguments& arguments, const Place&
     return widened(tile.c(arguments), tile.c_type(arguments), tile.c_at(arguments, m, n));
 #else
     return 0.0f;
+#endif
+}
+
+// A row of C from some even column of the tile on, if it is floats side by side that can be read in pairs; else null.
+__device__ __forceinline__ const float2* c_pairs(const Arguments& arguments, const Place& tile, int m, int n) {
+#if HAS_C
+    m = min(m, tile.rows(arguments) - 1);
+    const long long at = tile.c_at(arguments, m, n), next = tile.c_at(arguments, m, n + 1);
+    const float* from = static_cast<const float*>(tile.c(arguments)) + at;
+    const bool pairs = tile.c_type(arguments) == FP32 && next == at + 1 && reinterpret_cast<u64>(from) % 8 == 0;
+    if (tile.adds_c() && pairs) return reinterpret_cast<const float2*>(from);
+#endif
+    return nullptr;
+}
+
+__device__ __forceinline__ bool has_c(const Place& tile) {
+#if HAS_C
+    return tile.adds_c();
+#else
+    return false;
+#endif
+}
+
+// Whether C is D itself and its factor 1: the sums are then to be added to what is there, which the copy engine can do.
+__device__ __forceinline__ bool adds_to_out(const Arguments& arguments, const Place& tile) {
+#if HAS_C && OUT_BYTES == 4
+    return tile.out_by_tma(arguments) && tile.adds_c() && tile.beta(arguments) == 1.0f &&
+           tile.c(arguments) == tile.out(arguments) && tile.c_type(arguments) == FP32 &&
+           tile.c_at(arguments, 1, 0) == tile.out_stride(arguments) && tile.c_at(arguments, 0, 1) == 1;
+#else
+    return false;
 #endif
 }
 

@@ -1,4 +1,4 @@
-// Straight from the registers, for fp32 results and for rows that the copy engine cannot address.
+// Straight from the registers, for rows that the copy engine cannot address and tiles that it would not take whole.
 #pragma once
 #include "sm90/epilogue.cuh"
 
@@ -11,19 +11,7 @@ struct Epilogue {
     static __device__ __forceinline__ void finish() {}
     static constexpr __device__ bool storing_thread() { return false; }
 
-    // A row of C or D from some even column of the tile on, if it is floats side by side that can be read and written
-    // in pairs. Else null, and so it is where a tile has columns outside.
-    static __device__ __forceinline__ const float2* c_pairs(const Arguments& arguments, const Place& tile, int m,
-                                                            int n) {
-#if HAS_C
-        m = min(m, tile.rows(arguments) - 1);
-        const long long at = tile.c_at(arguments, m, n), next = tile.c_at(arguments, m, n + 1);
-        const float* from = static_cast<const float*>(tile.c(arguments)) + at;
-        const bool pairs = tile.c_type(arguments) == FP32 && next == at + 1 && reinterpret_cast<u64>(from) % 8 == 0;
-        if (tile.adds_c() && pairs) return reinterpret_cast<const float2*>(from);
-#endif
-        return nullptr;
-    }
+    // A row of D from some even column of the tile on, if it can be written in pairs of floats; else null.
     static __device__ __forceinline__ float2* out_pairs(const Arguments& arguments, const Place& tile, int m, int n) {
         float* to = static_cast<float*>(tile.out(arguments)) + m * tile.out_stride(arguments) + n;
         return OUT_TYPE == FP32 && reinterpret_cast<u64>(to) % 8 == 0 ? reinterpret_cast<float2*>(to) : nullptr;

@@ -82,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     const u64 out = arguments.out + arguments.out_group * group * arguments.out_bytes;
     const u64 out_pitch = arguments.out_row * arguments.out_bytes;
     // At a row's end the copy engine writes whole 16 bytes.
-    const bool straight = arguments.out_bytes == 2 && (out | out_pitch | u64(arguments.n * 2)) % 16 == 0;
+    const bool straight = (out | out_pitch | u64(arguments.n) * arguments.out_bytes) % 16 == 0;
     if (lane == 0) {
         // Maps of nothing are not used, but stay well formed.
         point_at(&maps[0], arguments.a, arguments.a_pitch, arguments.m, begin, max(k, 1));

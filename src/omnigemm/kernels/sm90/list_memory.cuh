@@ -11,7 +11,7 @@ struct Ending {
     long long c_row, c_col, out_stride;  // in elements
     float alpha, beta;
     int c_type;       // of epilogue.cuh
-    int straight;     // the copy engine can address D
+    int straight;     // the copy engine can write D
     int first_block;  // of K, where the product's scales begin
     int unused;
 };

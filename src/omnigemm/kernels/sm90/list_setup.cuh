@@ -14,10 +14,10 @@ struct Sizes {
 
 struct Arguments {
     char* memory;
-    int count;               // products of the list
-    int first, here;         // where this launch's begin, and how many it has
-    int a_turned, b_turned;  // K does not lie side by side in memory
-    int out_by_tma;
+    int count;                                // products of the list
+    int first, here;                          // where this launch's begin, and how many it has
+    int a_turned, b_turned;                   // K does not lie side by side in memory
+    int out_bytes;                            // of an element of D
     int rows_each, cols_each;                 // of D, in a tile or pack
     const float *device_alpha, *device_beta;  // or nullptr: then they are below
     const int* device_sizes;                  // M, N, K of each product of the caller's list, or nullptr
@@ -80,9 +80,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
                   arguments.b_turned ? k : n);
         }
     }
-    const u64 out = mine ? arguments.out[line] : 0, out_pitch = mine ? arguments.sizes[line].out_stride * 2 : 0;
+    const u64 out = mine ? arguments.out[line] : 0,
+              out_pitch = mine ? arguments.sizes[line].out_stride * arguments.out_bytes : 0;
     // At a row's end the copy engine writes whole 16 bytes.
-    const bool straight = arguments.out_by_tma && (out | out_pitch | u64(has.n) * 2) % 16 == 0;
+    const bool straight = (out | out_pitch | u64(has.n) * arguments.out_bytes) % 16 == 0;
     if (mine && straight && lane == 0) point(&maps[2], out, out_pitch, max(has.n, 1), max(has.m, 1));
     // The memory may be what an earlier kernel still works with, and factors what it computes.
     griddepcontrol_wait();

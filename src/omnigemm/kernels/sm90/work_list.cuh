@@ -34,7 +34,7 @@ struct Place : Tile {
 #endif
     static constexpr __device__ int out_row(const Arguments&) { return 0; }
 
-    __device__ __forceinline__ bool out_by_tma() const { return ending.straight; }
+    __device__ __forceinline__ bool out_by_tma(const Arguments&) const { return ending.straight; }
     __device__ __forceinline__ void* out(const Arguments&) const { return ending.out; }
     __device__ __forceinline__ long long out_stride(const Arguments&) const { return ending.out_stride; }
     __device__ __forceinline__ float alpha(const Arguments&) const { return ending.alpha; }
