@@ -18,6 +18,7 @@ M, N, K_BLOCKS = 200, 333, 13
 SHIM = """
 #include "common/pipeline.cuh"
 #define ELEMENT_BYTES 2
+#define OUT_BYTES 2
 {constants}
 constexpr int SHARE = LEFT_SHARE * RIGHT_SHARE, CLUSTER = SHARE * SPLIT, SCALES_AT_ONCE = 4;
 #define cluster_ctarank() (blockIdx.x % CLUSTER)

@@ -93,7 +93,7 @@ class Launcher:
         direct = at(plain, NAMES[variant.out_dtype], (m, variant.n), (stride, 1))
         if matrix is None:
             return direct
-        assert matrix.box == (self.kernel.config.slab, 64)
+        assert matrix.box == (variant.slab(self.kernel.config), 64)
         found = self.read(matrix, mapped, NAMES[variant.out_dtype])[number]
         assert found.data_ptr() == direct.data_ptr()
         return found

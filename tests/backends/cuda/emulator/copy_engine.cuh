@@ -5,13 +5,13 @@
 // the hardware it writes whole 16 bytes at a row's end. Where bytes lie is worked out from the bits of addresses, as the
 // swizzle is defined, and not as the kernels do it.
 #pragma once
+#include <cstdlib>
 #include <vector>
 
 struct float2 {
     float x, y;
 };
 inline float2 make_float2(float x, float y) { return {x, y}; }
-inline int min(int a, int b) { return a < b ? a : b; }
 inline float fabsf(float x) { return __builtin_fabsf(x); }
 inline float fmaf(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline float __uint_as_float(u32 bits) { return float_of(bits); }
@@ -106,6 +106,7 @@ inline int worst_store() {
 inline void tma_store_2d(const TensorMap* map, const void* source, int inner, int outer) {
     emulator::copy(map, source, inner, outer, false);
 }
+inline void tma_store_3d(const TensorMap*, const void*, int, int, int) { std::abort(); }  // of batches
 inline void tma_reduce_add_2d(const TensorMap* map, const void* source, int inner, int outer) {
     emulator::copy(map, source, inner, outer, true);
 }
