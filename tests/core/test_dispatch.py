@@ -14,7 +14,8 @@ import torch
 import omnigemm
 from omnigemm.backends import backends
 from omnigemm.backends.cpu import CpuBackend
-from omnigemm.core.dispatch import PlanCache, Support, choose, explain_problem
+from omnigemm.core import dispatch
+from omnigemm.core.dispatch import Candidate, PlanCache, Support, choose, explain_problem
 from omnigemm.core.problem import OPS, describe
 from omnigemm.core.settings import BACKEND_NAMES
 from omnigemm.ops._run import calls
@@ -174,6 +175,14 @@ def test_cheaper_kernels_win() -> None:
     assert many.chosen.kernel != "packed"
     packed = next(one for one in many.candidates if one.kernel == "packed")
     assert "x the time of" in packed.reason
+
+
+def test_who_waits_for_the_device_comes_last() -> None:
+    """However cheap it is, and first if it is the only one."""
+    waits = Candidate("x", "waits", True, "", 1.0, waits=True)
+    others = [Candidate("x", "slow", True, "", 9.0), Candidate("x", "refuses", False, "")]
+    assert dispatch._best([(waits, None), *((one, None) for one in others)]) == 1
+    assert dispatch._best([(waits, None), (others[1], None)]) == 0
 
 
 def test_problem_fields_are_all_compared() -> None:

@@ -25,6 +25,7 @@ class Support:
 
     ok: bool
     reason: str
+    waits: bool = False  # the host would wait for the device: only if nobody else takes the problem
 
     def __bool__(self) -> bool:
         return self.ok
@@ -66,6 +67,7 @@ class Candidate:
     ok: bool
     reason: str
     cost: float | None = None
+    waits: bool = False
     chosen: bool = False
 
 
@@ -120,13 +122,13 @@ def _candidates(problem: Problem, device: torch.device, only: str | None) -> lis
         for kernel in kernels:
             answer = kernel.supports(problem, device)
             cost = kernel.cost(problem, device) if answer else None
-            found.append((Candidate(backend.name, kernel.name, answer.ok, answer.reason, cost), kernel))
+            found.append((Candidate(backend.name, kernel.name, answer.ok, answer.reason, cost, answer.waits), kernel))
     return found
 
 
 def _best(found: list[tuple[Candidate, Kernel | None]]) -> int | None:
     usable = [i for i, (candidate, _) in enumerate(found) if candidate.ok]
-    return min(usable, key=lambda i: found[i][0].cost or 0.0) if usable else None
+    return min(usable, key=lambda i: (found[i][0].waits, found[i][0].cost or 0.0)) if usable else None
 
 
 def choose(problem: Problem, device: torch.device, backend: str | None = None) -> Plan:

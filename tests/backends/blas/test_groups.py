@@ -13,8 +13,6 @@ from torch import Tensor
 import omnigemm
 from backends.blas.cases import CPU, FLOATS, STREAM, caller, exact, kernel, opened, products, word
 from omnigemm.backends.blas.caller import Caller
-from omnigemm.backends.cuda import lists as cuda_lists
-from omnigemm.backends.cuda.gpu import KNOWN
 from omnigemm.core.dtypes import name_of
 from omnigemm.core.problem import describe
 from op_support import forget_calls
@@ -120,9 +118,7 @@ def test_factors_on_the_device_are_read_by_the_host(standin: Any) -> None:
         beta.add_(1)
     captures[0] = True
     before = [one.clone() for one in out]
-    with pytest.raises(
-        omnigemm.DeviceError, match="alpha, beta or sizes is on the device and must be read by the host"
-    ):
+    with pytest.raises(omnigemm.DeviceError, match="alpha and beta on the device must be read by the host"):
         launch(out, a, b, c, alpha, beta)
     assert all(torch.equal(one, own) for one, own in zip(out, before, strict=True))
 
@@ -149,19 +145,19 @@ def test_sizes_on_the_device_are_read_by_the_host(standin: Any) -> None:
             out, a, b, None, ones, zeros, sizes.index_put((torch.tensor(0), torch.tensor(0)), torch.tensor(99).int())
         )
     captures[0] = True
-    with pytest.raises(omnigemm.DeviceError, match="sizes is on the device and must be read by the host"):
+    with pytest.raises(omnigemm.DeviceError, match="gemm: sizes on the device must be read by the host"):
         launch(out, a, b, None, ones, zeros, sizes)
     assert all(torch.equal(one, own) for one, own in zip(out, before, strict=True))
 
 
-def test_sizes_on_the_device_are_waited_for_only_if_nobody_else_takes_them(standin: Any) -> None:
-    """Our own kernels, which do not wait, may have to copy every operand."""
+def test_who_waits_says_so(standin: Any) -> None:
+    """Dispatch then takes it last, however cheap it is beside our own kernels, which may have to copy every operand."""
     found = kernel(opened(standin))
-    shapes = [(65, 63, 61)] * 20
-    words: dict[str, Any] = {"m": 0, "n": 0, "k": 0, "shapes": shapes, "dtype": "bf16", "b_layout": "col"}
-    plain, sized = (describe("grouped_gemm", device_sizes=sizes, **words) for sizes in (False, True))
-    ours = cuda_lists.kernels(sized, KNOWN["h200"])[0].cost(sized, torch.device("cuda"))
-    assert found.cost(plain, torch.device("cuda")) < ours < found.cost(sized, torch.device("cuda"))
+    words: dict[str, Any] = {"m": 0, "n": 0, "k": 0, "shapes": [(65, 63, 61)] * 20, "dtype": "bf16"}
+    for waits, awaited in ({}, ""), ({"device_sizes": True}, "sizes"), ({"device_factors": True}, "alpha and beta"):
+        answer = found.supports(describe("grouped_gemm", **words, **waits), torch.device("cuda"))
+        assert answer.waits == bool(waits)
+        assert ("after waiting for the device, to read " + awaited in answer.reason) == bool(waits)
 
 
 def test_handles_and_switches_are_those_of_single_products(standin: Any) -> None:

@@ -32,10 +32,6 @@ _ROWS = ("grouped_gemm_contiguous", "grouped_gemm_masked", "grouped_gemm_k_conti
 _OPS = ("gemm", "grouped_gemm", *_ROWS)
 # Our own gemm is taken where it is ahead by more than the times of one run differ from the next one's.
 _DOUBT = 0.97
-# While the host waits for a list's alpha and beta, nothing is queued, and nothing can be captured: it counts as slower.
-_WAITING = 3.0
-# Who has a list's sizes on the device does so in order not to wait: any other way is taken before this one.
-_LAST = 1.0  # a second
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,13 +50,15 @@ class BlasKernel:
             words += self.way()
         if problem.op != "gemm":
             words.append("one call for all groups" if self._at_once(problem) else "one call for each group")
-        if problem.device_factors:
-            words.append("after waiting for the device, to read alpha and beta")
-        if problem.op in _ROWS:
-            words.append("after waiting for the device, to read the rows of each group")
+        awaited = {
+            "alpha and beta": problem.device_factors,
+            "sizes": problem.device_sizes,
+            "the rows of each group": problem.op in _ROWS,
+        }
+        words += [f"after waiting for the device, to read {what}" for what, there in awaited.items() if there]
         if problem.a_dtype == "bf16" and not self.vendor.native_bf16:
             words.append("bf16 through fp32 copies")
-        return Support(True, ", ".join(words))
+        return Support(True, ", ".join(words), waits=any(awaited.values()))
 
     def way(self) -> list[str]:
         """Which library single products go through, where a vendor has two."""
@@ -71,10 +69,7 @@ class BlasKernel:
 
     def cost(self, problem: Problem, device: torch.device) -> float:
         if problem.op == "grouped_gemm":
-            seconds = estimate.list_seconds(problem, self._at_once(problem))
-            if problem.device_sizes:
-                return seconds + _LAST
-            return _WAITING * seconds if problem.device_factors else seconds
+            return estimate.list_seconds(problem, self._at_once(problem))
         if problem.op == "gemm":
             return _DOUBT * estimate.seconds(problem)
         return estimate.seconds(problem, 1 if self._at_once(problem) else max(1, problem.groups))

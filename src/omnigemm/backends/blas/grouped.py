@@ -79,9 +79,11 @@ class Grouped:
     ) -> None:
         """Numbers that are on the device are the host's business here: it waits for them."""
         if self._product.caller.capturing():
+            given = {"alpha": alpha, "beta": beta, "sizes": sizes}
+            there = " and ".join(name for name, value in given.items() if isinstance(value, Tensor))
             raise DeviceError(
-                "grouped_gemm: alpha, beta or sizes is on the device and must be read by the host, which a CUDA graph "
-                "cannot capture; give numbers and parts of the matrices, or use backend='cuda' where it takes these "
+                f"grouped_gemm: {there} on the device must be read by the host, which a CUDA graph cannot capture; "
+                "expected numbers, and parts of matrices instead of sizes, or backend='cuda' where it takes these "
                 "products"
             )
         if sizes is not None:
