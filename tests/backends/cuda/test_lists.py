@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import random
 import struct
@@ -14,8 +13,7 @@ import torch
 from torch import Tensor
 
 from list_memory import TYPES, memory_at
-from omnigemm.backends.blas import BlasKernel, estimate
-from omnigemm.backends.blas.vendors import VENDORS
+from omnigemm.backends.blas import estimate
 from omnigemm.backends.cuda import CudaBackend, explain_on, list_choice, list_kernel, list_launch, list_setup, lists
 from omnigemm.backends.cuda.gpu import KNOWN
 from omnigemm.backends.cuda.jit import KernelSpec, Result
@@ -497,19 +495,6 @@ def test_many_products_are_expected_to_be_faster_than_by_cublas() -> None:
         problem = described(shapes)
         ours = lists.kernels(problem, H200)[0].cost(problem, torch.device("cpu"))
         assert ours < min(estimate.list_seconds(problem, at_once) for at_once in (False, True))
-
-
-def test_lists_whose_factors_are_on_the_device_are_not_left_to_a_library_that_waits() -> None:
-    """Where it is expected to be a little faster, too."""
-    for shapes in ([(8192, 8192, 8192)] * 4, [(8192, 8192, 256)], [(4096, 128, 8192)] * 2, [(64, 64, 64)] * 3):
-        problem = described(shapes, device_factors=True, alpha=2.0)
-        ours = lists.kernels(problem, H200)[0].cost(problem, torch.device("cpu"))
-        one = BlasKernel("nvidia", VENDORS["nvidia"], None, None)  # type: ignore[arg-type]
-        for at_once in (False, True):
-            taken = type("Groups", (), {"in_one_call": lambda *_, answer=at_once: answer})()
-            theirs = dataclasses.replace(one, groups=taken)
-            assert ours < theirs.cost(problem, torch.device("cpu"))
-            assert theirs.cost(problem, torch.device("cpu")) > theirs.cost(described(shapes), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("lines", list_setup.LINES)
