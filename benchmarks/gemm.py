@@ -63,6 +63,13 @@ SHAPES = {
 }
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "tf32": torch.float32}
 BATCHES = [(64, 16, 512, 128), (64, 512, 512, 128), (256, 128, 128, 64), (8, 1024, 1024, 1024)]  # B, M, N, K
+# Of each head of attention a product: with latent keys and values in decoding, scores and values in prefill.
+HEADS = [
+    *((128, m, n, k) for n, k in ((512, 128), (128, 512)) for m in (1, 16, 64, 256)),
+    (32, 2048, 2048, 128),
+    (32, 2048, 128, 2048),
+    *BATCHES,
+]
 GROUPS = [(32, 20, 4096, 2048), (8, 1024, 4096, 2048)]  # G, M, N, K
 
 
@@ -123,6 +130,22 @@ def batched(batch: int, m: int, n: int, k: int) -> Row:
         "torch.baddbmm": lambda b: torch.baddbmm(c, a, b, alpha=0.5, beta=2.0, out=out),
     }
     return row("baddbmm_bf16", f"B{batch}x{m}x{n}x{k}", in_turns(calls, others))
+
+
+def heads(batch: int, m: int, n: int, k: int) -> Row:
+    """A product for each head, with a B whose rows are K long."""
+    a = torch.randn(batch, m, k, device="cuda").bfloat16()
+    out = torch.empty(batch, m, n, device="cuda", dtype=torch.bfloat16)
+    count = graph.copies_needed(batch * n * k * 2)
+    others = [torch.randn(batch, n, k, device="cuda", dtype=torch.bfloat16).mT for _ in range(count)]
+    calls: dict[str, Call] = {
+        "ours": lambda b: omnigemm.gemm(a, b, out=out),
+        "blas": lambda b: omnigemm.gemm(a, b, out=out, backend="blas"),
+        "torch.bmm": lambda b: torch.bmm(a, b, out=out),
+    }
+    plan = omnigemm.plan("gemm", batch=batch, m=m, n=n, k=k, dtype="bf16", b_layout="col", device="cuda")
+    floor = max(batch * (n * k + m * k + m * n) * 2 / 4.6e6, 2 * batch * m * n * k / 790e6)
+    return row("bmm_bf16", f"B{batch}x{m}x{n}x{k}", in_turns(calls, others), round(floor, 2), plan)
 
 
 def grouped(groups: int, m: int, n: int, k: int) -> Row:
@@ -186,6 +209,8 @@ def measure(ops: Sequence[str] | None) -> Iterator[Row]:
     torch.backends.cuda.matmul.allow_tf32 = False
     if ops is None or "baddbmm_bf16" in ops:
         yield from (batched(*shape) for shape in BATCHES)
+    if ops is None or "bmm_bf16" in ops:
+        yield from (heads(*shape) for shape in HEADS)
     if ops is None or "grouped_bf16" in ops:
         yield from (grouped(*shape) for shape in GROUPS)
 
@@ -203,7 +228,7 @@ def summary(rows: Sequence[Row]) -> Iterator[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [*SHAPES, "baddbmm_bf16", "grouped_bf16"]
+    names = [*SHAPES, "baddbmm_bf16", "bmm_bf16", "grouped_bf16"]
     parser.add_argument("--out", type=Path, help="file for the rows, as JSON")
     parser.add_argument("--op", action="append", choices=names, help="measure only this; repeat for several")
     given = parser.parse_args()

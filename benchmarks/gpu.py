@@ -35,7 +35,11 @@ WEIGHTS = ((576, 7168), (2112, 7168), (4096, 7168), (7168, 2048), (7168, 16384),
 ROWS = (1, 16, 64, 128, 4096)
 FEW = 128
 TESTS_AT_ONCE = 10
-LONGEST = ("test_fused_quantizers.py", "test_grouped_cuda.py", "test_fp8_configs.py")  # begin first
+# These begin first.
+LONGEST = tuple(
+    f"test_{name}.py"
+    for name in ("fp32_results", "batches", "fused_quantizers", "grouped_cuda", "grouped_configs", "fp8_configs")
+)
 SLOWEST = 6  # kernels that are compiled again by themselves
 SHAPES = (*((m, n, k) for n, k in WEIGHTS for m in ROWS), (8192, 8192, 8192))
 GRANULARITIES = {"fp8_block": "128x128", "fp8_token": "token", "fp8_tensor": "tensor"}

@@ -34,6 +34,7 @@ for _turn, _name in enumerate(CONFIGS):
         _mine = _turn + _first
         _add(_name, Case(_op, MIXED, 392, 640))
         _add(_name, Case(_op, MIXED, 392, 640, spare=0))
+        _add(_name, Case(_op, (1000, 770, 5, 900, 1153), 392, 640))  # whole tiles, and short ones of every length
         for _size in (1, 7, 8, 9, 63, 64, 65, 127, 128, 129, 255, 256, 257):
             _add(_name, Case(_op, (_size, 2, _size), 392, 640))
         for _n in (1, 577) if _mine % 2 else (120, 2112):

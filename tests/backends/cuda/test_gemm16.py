@@ -61,13 +61,13 @@ def test_whoever_was_measured_faster_is_taken(ratio: float, wins: bool) -> None:
 
 
 def test_batches_must_be_well_ahead_of_the_library() -> None:
-    """No batch was measured, so the model has to be a fifth ahead, whatever the rows."""
+    """The tables have no batches, so the model has to be well ahead, whatever the rows."""
     for m in (1, 64, 4096):
         one = gemm(m=m, n=512, k=128, batch=64)
         kernel = dense.kernels(one, H200)[0]
         assert isinstance(kernel, dense.Sm90Dense)
         assert not kernel.choice.measured
-        assert kernel.cost(one, DEVICE) == pytest.approx(1.25 * kernel.choice.seconds)
+        assert kernel.cost(one, DEVICE) == pytest.approx(1.3 * kernel.choice.seconds)
     large = gemm(m=4096, n=4096, k=4096, batch=4)
     assert dense.kernels(large, H200)[0].cost(large, DEVICE) > estimate.seconds(large)
 

@@ -13,8 +13,9 @@ import host_compiler
 
 SHIM = """
 #include "common/groups.cuh"
-extern "C" int fill(const int* given, int count, int limit, int rows_each, int cols, bool slabs, int lanes, Group* to) {
-    const Groups groups{given, 1, count, limit, rows_each, cols, slabs};
+extern "C" int fill(const int* given, int count, int limit, int rows_each, int cols, bool slabs, int short_rows,
+                    int lanes, Group* to, GroupNumber* list) {
+    const Groups groups{given, 1, count, limit, rows_each, cols, slabs, short_rows};
     int row = 0, tile = 0;
     for (int lane = 0; lane < lanes; ++lane) {  // as the lanes of a warp do, with the two running values by shuffles
         const int own = groups.tiles(lane, lanes, row, 0, nullptr);
@@ -24,15 +25,22 @@ extern "C" int fill(const int* given, int count, int limit, int rows_each, int c
         row = last > row ? last : row;
         tile = end;
     }
-    return tile;
+    ShortPacks all = 0, before = 0;
+    for (int lane = 0; lane < lanes; ++lane) all += groups.short_packs(lane, lanes, to);
+    for (int lane = 0; lane < lanes; ++lane) {
+        groups.list_short(lane, lanes, to, before, all, list);
+        before += groups.short_packs(lane, lanes, to);
+    }
+    return groups.total(to, list);
 }
-extern "C" void fill_in_place(Group* table, int count, int limit, int rows_each, int cols, bool slabs) {
-    Groups{&table->row_end, 2, count, limit, rows_each, cols, slabs}.tiles(0, 1, 0, 0, table);
+extern "C" int next(int index, int blocks) { return there_and_back(index, blocks); }
+extern "C" void fill_in_place(Group* table, int count, int limit, int rows_each, int cols, bool slabs, int short_rows) {
+    Groups{&table->row_end, 2, count, limit, rows_each, cols, slabs, short_rows}.tiles(0, 1, 0, 0, table);
 }
-extern "C" void tile(const Group* table, int count, int rows_each, int cols, bool slabs, int index, int band, bool turn,
-                     int* out) {
-    const Groups groups{nullptr, 1, count, 0, rows_each, cols, slabs};
-    const GroupTile one = groups.tile(table, index, band, turn);
+extern "C" void tile(const Group* table, const GroupNumber* list, int count, int rows_each, int cols, bool slabs,
+                     int short_rows, int index, int band, bool turn, int* out) {
+    const Groups groups{nullptr, 1, count, 0, rows_each, cols, slabs, short_rows};
+    const GroupTile one = groups.tile(table, list, index, band, turn);
     out[0] = one.tile.row, out[1] = one.tile.col, out[2] = one.group, out[3] = one.first, out[4] = one.rows;
 }
 """
@@ -58,26 +66,35 @@ def walk(
     band: int = 8,
     turned: bool = False,
     grid: int = 132,
-) -> list[Found]:
-    """All tiles in the order of a persistent grid: each block takes every grid-th one."""
+    short_rows: int = 0,
+) -> list[list[Found]]:
+    """The tiles of each block of a persistent grid, in their order."""
     count = len(given)
     numbers, table, out = (ctypes.c_int * count)(*given), (ctypes.c_int * (2 * count))(), (ctypes.c_int * 5)()
-    total = library.fill(numbers, count, limit, rows_each, cols, slabs, 32, table)
-    assert total == (table[2 * count - 1] if count else 0)
+    listed = (ctypes.c_ushort * (count + 1))()
+    how = count, limit, rows_each, cols, slabs, short_rows
+    total = library.fill(numbers, *how, 32, table, listed)
+    assert total == table[2 * count - 1] + listed[0] * cols
     for lanes in (1, 5, 64):  # by whomever it is made
-        again = (ctypes.c_int * (2 * count))()
-        assert library.fill(numbers, count, limit, rows_each, cols, slabs, lanes, again) == total
-        assert list(again) == list(table)
+        again, same = (ctypes.c_int * (2 * count))(), (ctypes.c_ushort * (count + 1))()
+        assert library.fill(numbers, *how, lanes, again, same) == total
+        assert (list(again), list(same)) == (list(table), list(listed))
     for group in range(count):
         again[2 * group] = given[group]
-    library.fill_in_place(again, count, limit, rows_each, cols, slabs)
+    library.fill_in_place(again, *how)
     assert list(again) == list(table)
-    seen = []
+    seen: list[list[Found]] = [[] for _ in range(grid)]
     for block in range(grid):
-        for index in range(block, total, grid):
-            library.tile(table, count, rows_each, cols, slabs, index, band, turned, out)
-            seen.append((out[0], out[1], out[2], out[3], out[4]))
+        index = block
+        while index < total:
+            library.tile(table, listed, count, rows_each, cols, slabs, short_rows, index, band, turned, out)
+            seen[block].append((out[0], out[1], out[2], out[3], out[4]))
+            index = library.next(index, grid) if short_rows else index + grid
     return seen
+
+
+def together(blocks: list[list[Found]]) -> list[Found]:
+    return sorted(itertools.chain(*blocks))
 
 
 def wanted(sizes: Sequence[int], rows_each: int, cols: int, slabs: bool, turned: bool) -> list[Found]:
@@ -128,14 +145,46 @@ def test_every_tile_exactly_once(
 ) -> None:
     given = sizes if slabs else list(itertools.accumulate(sizes))
     limit = max(sizes) if slabs else sum(sizes)
-    seen = walk(library, given, limit, rows_each, cols, slabs, band, turned, grid)
-    assert sorted(seen) == sorted(wanted(sizes, rows_each, cols, slabs, turned))
+    # With swapped operands all tiles take as long; else each 64 rows take their time.
+    for short_rows in {0} if turned or rows_each % 64 else {0, max(0, rows_each - 64), max(0, rows_each // 2 - 64)}:
+        seen = walk(library, given, limit, rows_each, cols, slabs, band, turned, grid, short_rows)
+        assert together(seen) == sorted(wanted(sizes, rows_each, cols, slabs, turned))
 
 
 def test_a_group_after_the_other(library: ctypes.CDLL) -> None:
     """Blocks that run together share a group's weight in L2."""
-    seen = walk(library, [300, 300, 700], 700, 128, 20, True, grid=1)
+    (seen,) = walk(library, [300, 300, 700], 700, 128, 20, True, grid=1)
     assert [one[2] for one in seen] == sorted(one[2] for one in seen)
+
+
+def grains(tile: Found, rows_each: int) -> int:
+    """How much there is to multiply in a tile: 64 rows at a time."""
+    row, _, _, _, rows = tile
+    return -(-min(rows_each, rows - row * rows_each) // 64)
+
+
+def test_short_tiles_come_last(library: ctypes.CDLL) -> None:
+    sizes = [256, 800, 40, 0, 1000, 130, 512, 1217, 64, 868]
+    (seen,) = walk(library, sizes, max(sizes), 256, 3, True, grid=1, short_rows=192)
+    lengths = [grains(one, 256) for one in seen]
+    assert lengths == sorted(lengths, reverse=True)
+    assert set(lengths) == {1, 2, 3, 4}
+
+
+def test_short_tiles_stay_where_weights_would_be_read_twice(library: ctypes.CDLL) -> None:
+    (seen,) = walk(library, [140, 192, 300], 300, 128, 5, True, grid=1, short_rows=64)
+    assert [one[2] for one in seen] == sorted(one[2] for one in seen)
+
+
+def test_blocks_have_equally_much_to_do(library: ctypes.CDLL) -> None:
+    """Six groups of about 1000 rows: in rounds of whole tiles the last block would be done after 40 grains."""
+    sizes = [768, 870, 973, 1075, 1178, 1280]
+    blocks = walk(library, sizes, max(sizes), 256, 24, True, grid=66, short_rows=192)
+    work = [sum(grains(one, 256) for one in block) for block in blocks]
+    mean = sum(work) / len(work)
+    assert max(work) <= 1.06 * mean
+    inorder = walk(library, sizes, max(sizes), 256, 24, True, grid=66)
+    assert max(sum(grains(one, 256) for one in block) for block in inorder) > max(work)
 
 
 BAD = [
@@ -156,10 +205,10 @@ def test_bad_ends_stay_inside(library: ctypes.CDLL, given: list[int]) -> None:
         stop = max(last, min(end, limit))
         sizes.append(stop - last)
         last = stop
-    assert sorted(walk(library, given, limit, 8, 3, False)) == sorted(wanted(sizes, 8, 3, False, False))
+    assert together(walk(library, given, limit, 8, 3, False)) == sorted(wanted(sizes, 8, 3, False, False))
 
 
 @pytest.mark.parametrize("given", BAD)
 def test_bad_counts_stay_inside(library: ctypes.CDLL, given: list[int]) -> None:
     sizes = [max(0, min(count, 40)) for count in given]
-    assert sorted(walk(library, given, 40, 8, 3, True)) == sorted(wanted(sizes, 8, 3, True, False))
+    assert together(walk(library, given, 40, 8, 3, True)) == sorted(wanted(sizes, 8, 3, True, False))

@@ -37,6 +37,8 @@ _ARRIVING, _SHARED, _SHARED_BY_TWO = 58.0, 135.0, 105.0
 _ASKED, _ODD, _STRADDLING = 51.3, 2.89, 1.45
 _ARRIVAL, _ARRIVAL_SPLIT = 2990.0, 1490.0  # from asking for a stage until it is there, when all do
 _EVEN, _NEXT_BLOCK, _NEXT_TILE, _NEXT_TILE_DENSE = 0.514, 2240.0, 14.0, 15.2
+_BLOCK_START = 1500.0  # from one block to the next that a multiprocessor begins, however many it has at a time
+_TORN = 1.5  # of results that tiles cut within what memory writes at a time
 _TOKEN_OUT, _TOKEN_SENT = 13.3, 7.21
 _START_SWAP, _START_SPLIT, _START_LATE = 1.69e-6, 0.111e-6, 0.342e-6
 _START_ROWS, _START_DENSE, _START_SPLIT_ROWS = 1.65e-6, 1.47e-6, 1.63e-6
@@ -220,7 +222,8 @@ def seconds(config: Config, variant: Variant, m: int, gpu: Gpu, batch: int = 1) 
     down = config.tile_m * (config.left_share if config.swap else config.right_share)
     across = config.tile_n * (config.right_share if config.swap else config.left_share)
     tiles = batch * _whole(m, down) * _whole(n, across) * config.share
-    out_bytes = m * n * (4 if variant.out_dtype == "fp32" else 2)
+    out_size = 4 if variant.out_dtype == "fp32" else 2
+    out_bytes = m * n * out_size * (1.0 if config.swap or config.cols * out_size % 64 == 0 else _TORN)
     memory = batch * (variant.element_bytes * (n + m) * variant.k + out_bytes) / (_OF_MEMORY * gpu.memory)
     loaded = (config.rows / config.left_share + config.cols / config.right_share) * BLOCK_K
     # Where rows begin anywhere, what should be one cache line is two, and at odd multiples of 16 bytes five sectors.
@@ -262,6 +265,7 @@ def seconds(config: Config, variant: Variant, m: int, gpu: Gpu, batch: int = 1) 
         # same multiprocessor go on meanwhile.
         rounds = _EVEN * max(1.0, blocks / (places * config.blocks_per_sm)) + (1.0 - _EVEN) * rounds
         cycles = rounds * each + (rounds - 1.0) * _NEXT_BLOCK / config.blocks_per_sm
+        cycles = max(cycles, blocks / gpu.multiprocessors * _BLOCK_START)
         start = _START_SWAP + _START_SPLIT * (config.split > 1) if config.swap else _START_SPLIT_ROWS
         if config.cluster > 2 and blocks > places:  # they leave no room for the next kernel to begin early
             start += _START_LATE

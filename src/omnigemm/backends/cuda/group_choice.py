@@ -12,8 +12,8 @@ from .gpu import Gpu
 from .sm90 import BLOCK_K, SHARED_BYTES, SHARED_PER_SM, Config, Variant
 
 GROUP_LIMIT = 8192  # lines of the table that every block makes of the groups
-_LINE = 8  # bytes of the table for a group
-_TABLE_STEP = 1024  # kernels for up to 128 groups are the same
+_LINE, _NUMBER = 8, 2  # bytes of the table for a group, and of the list of those with a short last tile
+_TABLE_STEP = 1024  # kernels for up to 100 groups are the same
 _SPREAD = (0.7, 0.85, 1.0, 1.15, 1.3)  # groups are not alike
 _TOKENS = (8, 16, 24, 32, 48, 64, 96, 128)  # widths of the right operand when operands are swapped
 _COLUMNS = (96, 112, 128, 144, 160, 192)
@@ -22,7 +22,8 @@ _MORE_COLUMNS = (176, 208, 224, 256)  # that have the registers for it if there 
 _START, _OVERLAP, _TRAFFIC = 4.8e-6, 0.156, 0.106
 _LONE = 1.048  # what one block on a multiprocessor takes longer to stream weights for few tokens than two or three
 _LAST_ROUND = 0.972  # of a whole one's time is what its empty places cost
-_BUSY, _BUSY_STRAIGHT, _BUSY_SWAP = 0.79, 0.82, 0.579
+_SHORT, _TAIL = 0.5, 0.1  # of a whole tile's time: what one without rows would take; what blocks wait for the last
+_BUSY, _BUSY_STRAIGHT, _BUSY_STRAIGHT_2, _BUSY_SWAP = 0.79, 0.82, 0.72, 0.579
 _CHAIN, _PROMOTION, _BLOCK, _CROSSING, _TURNED, _TILE = 557.0, 2.9, 39.1, 13.0, 1.82, 1700.0
 
 
@@ -44,9 +45,10 @@ class Sizes:
         return [max(1, round(self.rows * part)) for part in _SPREAD]
 
 
-def table_bytes(groups: int) -> int:
-    """Shared memory for the table of the groups."""
-    return -(-max(1, groups) * _LINE // _TABLE_STEP) * _TABLE_STEP
+def table_bytes(config: Config, groups: int) -> int:
+    """Shared memory for the table of the groups; with swapped operands all tiles are alike, and there is no list."""
+    listed = 0 if config.swap else (groups + 1) * _NUMBER
+    return -(-(max(1, groups) * _LINE + listed) // _TABLE_STEP) * _TABLE_STEP
 
 
 def choices(variant: Variant, sizes: Sizes, gpu: Gpu) -> tuple[Choice, ...]:
@@ -67,7 +69,7 @@ def modelled(variant: Variant, sizes: Sizes, gpu: Gpu) -> list[Choice]:
 
 def deepest(config: Config, variant: Variant, groups: int) -> Config:
     """With as many stages as fit besides the table."""
-    room = min(SHARED_BYTES, SHARED_PER_SM // config.blocks_per_sm - 1024) - table_bytes(groups)
+    room = min(SHARED_BYTES, SHARED_PER_SM // config.blocks_per_sm - 1024) - table_bytes(config, groups)
     fixed = variant.shared_bytes(dataclasses.replace(config, stages=0))
     each = variant.shared_bytes(dataclasses.replace(config, stages=1)) - fixed
     return dataclasses.replace(config, stages=max(0, min((room - fixed) // each, 16)))
@@ -122,13 +124,15 @@ def seconds(config: Config, variant: Variant, sizes: Sizes, gpu: Gpu) -> float:
     n, spread = variant.n, sizes.spread()
     down = config.tile_m * (config.left_share if config.swap else config.right_share)
     across = config.tile_n * (config.right_share if config.swap else config.left_share)
-    packs = sizes.used * sum(_whole(rows, down) for rows in spread) / len(spread) * _whole(n, across)
+    each_row = sizes.used / len(spread) * _whole(n, across)
+    packs = each_row * sum(_whole(rows, down) for rows in spread)
+    work = each_row * sum(_whole_tiles(rows, down, config, variant) for rows in spread)
     rows = sizes.used * sizes.rows
     out_bytes = rows * n * (4 if variant.out_dtype == "fp32" else 2)
     memory = (variant.element_bytes * (sizes.used * n + rows) * variant.k + out_bytes) / gpu.memory
     places = gpu.multiprocessors // config.cluster * config.blocks_per_sm
-    rounds = max(1.0, packs / places)
-    rounds += _LAST_ROUND * (1 - rounds % 1.0)
+    rounds = max(1.0, work / places)
+    rounds += _TAIL if rounds > 1.0 and work < packs else _LAST_ROUND * (1 - rounds % 1.0)
     each = variant.k_blocks * _block_cycles(config, variant) + _TILE
     slow = 2 * rows * n * variant.k / gpu.multiprocessors / (8192 // variant.element_bytes) / gpu.clock > memory
     compute = rounds * each / (gpu.dense_clock if slow else gpu.clock)
@@ -139,6 +143,14 @@ def seconds(config: Config, variant: Variant, sizes: Sizes, gpu: Gpu) -> float:
     return _START + max(memory, compute) + _OVERLAP * min(memory, compute) + _TRAFFIC * traffic
 
 
+def _whole_tiles(rows: int, down: int, config: Config, variant: Variant) -> float:
+    """What a group's rows take, in times of a tile that has all of its own: of the last, each 64 rows count."""
+    whole, left = divmod(rows, down)
+    if config.swap or left == 0 or variant.straight:
+        return _whole(rows, down)
+    return whole + _SHORT + (1 - _SHORT) * min(1.0, _whole(left, 64) * 64 / config.rows)
+
+
 def _block_cycles(config: Config, variant: Variant) -> float:
     """Cycles for a block of K of a tile, or of as many tiles as a multiprocessor has at a time."""
     products = 64 * config.waves * config.cols * BLOCK_K / 4096
@@ -147,7 +159,9 @@ def _block_cycles(config: Config, variant: Variant) -> float:
     if config.swap:
         chain = products + _PROMOTION * sums + _CHAIN / config.depth
         return max(chain, config.blocks_per_sm * (tensor / _BUSY_SWAP + _TURNED * sums))
-    whole = tensor / _BUSY_STRAIGHT if variant.straight else tensor / _BUSY + _BLOCK * (1 + config.waves)
+    whole = tensor / _BUSY + _BLOCK * (1 + config.waves)
+    if variant.straight:
+        whole = tensor / (_BUSY_STRAIGHT if config.waves == 1 else _BUSY_STRAIGHT_2)
     if variant.b_scale == "128x128" and BLOCK_K % config.cols:  # columns of two blocks of scales, told apart in parts
         whole += _CROSSING * config.waves * (config.cols / (config.cols & -config.cols) - 2)
     return max(products + _PROMOTION * sums, config.blocks_per_sm * whole)

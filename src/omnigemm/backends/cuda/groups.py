@@ -107,7 +107,7 @@ class Launch:
     def __init__(self, problem: Problem, config: sm90.Config, index: int, multiprocessors: int) -> None:
         self._problem, self._config, self._variant = problem, config, variant_of(problem)
         self._index, self._multiprocessors = index, multiprocessors
-        self._shared_bytes = self._variant.shared_bytes(config) + group_choice.table_bytes(problem.groups)
+        self._shared_bytes = self._variant.shared_bytes(config) + group_choice.table_bytes(config, problem.groups)
         self._loaded = dense.loaded(problem, config, self._variant, index, self._shared_bytes)
         self._prepared: dict[Any, tuple[Launcher, tuple[int, ...]] | None] = {}
 

@@ -16,6 +16,7 @@ CLUSTER_LIMIT = 8  # that every sm_90 can launch
 ARCH = "sm_90a"
 OPTIONS = ("--std=c++17",)
 SLAB = 64  # rows of a turned operand that one copy moves: one swizzled row of shared memory
+_SCALES_AT_ONCE = 4  # blocks of K that one load reads, where rows of scales are whole multiples of so many
 _SCALES = {"none": 0, "tensor": 0, "token": 0, "channel": 0, "1x128": 1, "128x128": 2}
 # For sums, products and scales of a math warp, by math groups and blocks on a multiprocessor: what is left of its own.
 _REGISTERS = {(1, 1): 224, (1, 2): 136, (1, 3): 80, (1, 4): 64, (2, 1): 196}
@@ -205,6 +206,10 @@ class Variant:
         possible = self.out_by_tma and config.persistent and not self.zero_points
         if self.out_bytes == 2:
             return possible
+        # Who reads scales one by one leaves two waves of a group's sums too few registers (gemm.cuh) for this way.
+        one_by_one = self.left_scale(config.swap) and self.k_blocks % _SCALES_AT_ONCE
+        if self.grouping and config.waves == 2 and one_by_one:
+            return False
         # epilogue_tma.cuh stages whole slabs of 32; of a batch it has no way to write fp32 rows that begin anywhere.
         return possible and self.slab(config) == 32 and not self.batched
 

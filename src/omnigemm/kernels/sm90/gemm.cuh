@@ -171,7 +171,9 @@ struct Loader {
     // Of a group's last tile the second half of the rows may be missing. The block that would load them for both that
     // share them then loads nothing.
     __device__ __forceinline__ bool half(const Place& tile) const {
-        return GROUPED && !SWAP && WAVES == 2 && LEFT_SHARE == 2 && work.waves(tile, 0) == 1;
+        if constexpr (GROUPED && !SWAP && WAVES == 2 && LEFT_SHARE == 2)
+            return tile.rows(arguments) - tile.row * TILE_ROWS <= TILE_ROWS / 2;
+        return false;
     }
     __device__ __forceinline__ void load(bool the_left, int stage, int block, const Place& tile) const {
         if (the_left && work.share_rank == 1 && half(tile)) return;

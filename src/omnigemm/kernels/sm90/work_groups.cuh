@@ -1,5 +1,5 @@
 // What a block works on, products in groups: rows of A that follow one another, or (SLABS) the first rows of slabs, and
-// a weight for each. Every block makes a table of the groups' tiles and takes every so-manieth tile of the whole list.
+// a weight for each. Every block makes a table of the groups' tiles, and takes its share of the whole list.
 #pragma once
 #include "common/groups.cuh"
 #include "sm90/work_common.cuh"
@@ -30,13 +30,16 @@ struct Place : PlaceInOne {
 
 struct Work : WorkInOne {
     static_assert(SPLIT == 1, "there are tiles enough");
-    static constexpr int TABLE_LINE = sizeof(Group);
+    static_assert(TILE_ROWS <= 4 * Groups::GRAIN, "short tiles have up to three lengths");
+    // Rows of a tile that are not there cost nothing, by the 64; columns do.
+    static constexpr int SHORT_ROWS = SWAP ? 0 : TILE_ROWS - Groups::GRAIN;
     // fp8 is added in whole groups of DEPTH: what lies past K is zero. The others end where K does, for past it may lie
     // another group's weights, if they are turned.
     static constexpr bool STRAIGHT = INT8 || ELEMENT_BYTES == 2;
     static constexpr int end_block = STRAIGHT ? K_BLOCKS : (K_BLOCKS + DEPTH - 1) / DEPTH * DEPTH, first_block = 0;
     Groups groups;
     const Group* table;
+    const GroupNumber* short_ones;
     int share_rank;
 
     __device__ __forceinline__ Work(const Arguments& arguments)
@@ -47,14 +50,18 @@ struct Work : WorkInOne {
                  SWAP ? TILE_COLS * LEFT_SHARE : TILE_ROWS * RIGHT_SHARE,
                  SWAP ? (SHAPE_N + TILE_ROWS * RIGHT_SHARE - 1) / (TILE_ROWS * RIGHT_SHARE)
                       : (SHAPE_N + TILE_COLS * LEFT_SHARE - 1) / (TILE_COLS * LEFT_SHARE),
-                 SLABS != 0},
+                 SLABS != 0,
+                 SHORT_ROWS},
           table(nullptr),
+          short_ones(nullptr),
           share_rank(SHARE > 1 ? cluster_ctarank() % SHARE : 0) {}
 
     // By all threads; to be followed by a barrier.
     __device__ __forceinline__ void prepare(void* memory, int warp) {
         Group* lines = static_cast<Group*>(memory);
+        GroupNumber* list = reinterpret_cast<GroupNumber*>(lines + groups.count);
         table = lines;
+        short_ones = list;
         griddepcontrol_wait();
         if (warp != 1) return;
         const int lane = threadIdx.x % 32;
@@ -80,18 +87,33 @@ struct Work : WorkInOne {
             if (lane >= step) tile += other;
         }
         groups.tiles(lane, 32, row, tile - own, lines);
+        if constexpr (SHORT_ROWS > 0) {
+            __syncwarp();
+            const ShortPacks mine = groups.short_packs(lane, 32, lines);
+            ShortPacks up_to_here = mine;
+#pragma unroll
+            for (int step = 1; step < 32; step *= 2) {
+                const ShortPacks other = __shfl_up_sync(~0u, up_to_here, step);
+                if (lane >= step) up_to_here += other;
+            }
+            const ShortPacks all = __shfl_sync(~0u, up_to_here, 31);
+            groups.list_short(lane, 32, lines, up_to_here - mine, all, list);
+        }
     }
     static constexpr __device__ int end(const Place&) { return end_block; }
     static constexpr __device__ int blocks(const Place&) { return end_block; }
     __device__ __forceinline__ int first() const { return blockIdx.x / CLUSTER; }
-    __device__ __forceinline__ int next(int index) const { return index + gridDim.x / CLUSTER; }
+    __device__ __forceinline__ int next(int index) const {
+        const int clusters = gridDim.x / CLUSTER;
+        return SHORT_ROWS > 0 ? there_and_back(index, clusters) : index + clusters;
+    }
     __device__ __forceinline__ int ask(int index) const { return next(index); }
     __device__ __forceinline__ int first_to_load() const { return first(); }
     __device__ __forceinline__ Place to_load(int index) const { return tile(index); }
     static __device__ __forceinline__ int next_to_load(int asked) { return asked; }
-    __device__ __forceinline__ bool has(int index) const { return index < table[groups.count - 1].tile_end; }
+    __device__ __forceinline__ bool has(int index) const { return index < groups.total(table, short_ones); }
     __device__ __forceinline__ Place tile(int index) const {
-        const GroupTile one = groups.tile(table, index, BAND, SWAP);
+        const GroupTile one = groups.tile(table, short_ones, index, BAND, SWAP);
         return {{one.tile.row * RIGHT_SHARE + (RIGHT_SHARE > 1 ? share_rank : 0),
                  one.tile.col * LEFT_SHARE + (LEFT_SHARE > 1 ? share_rank : 0)},
                 one.group,

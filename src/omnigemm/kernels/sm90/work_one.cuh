@@ -3,7 +3,6 @@
 #include "sm90/work_common.cuh"
 
 struct WorkOfOne : WorkInOne {
-    static constexpr int TABLE_LINE = 0;
     int row_packs, col_packs;  // tiles, in packs of those that a cluster works on together
     int share_rank, first_block, end_block;
 

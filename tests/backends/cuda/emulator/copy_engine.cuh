@@ -1,9 +1,9 @@
 // Results on their way out, as a processor can follow them: what the copy engine does with tensor maps of results, and
 // what else an epilogue calls. To be included after the stand-in for common/ptx.cuh.
 //
-// A copy is done as late as it may be, when somebody waits for it: who writes to its source too early is found out. Like
-// the hardware it writes whole 16 bytes at a row's end. Where bytes lie is worked out from the bits of addresses, as the
-// swizzle is defined, and not as the kernels do it.
+// A copy is done as late as it may be, when somebody waits for it: who writes to its source too early is found out.
+// Like the hardware it writes whole 16 bytes at a row's end. Where bytes lie is worked out from the bits of addresses,
+// as the swizzle is defined, and not as the kernels do it.
 #pragma once
 #include <cstdlib>
 #include <vector>
