@@ -22,7 +22,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
@@ -280,12 +280,18 @@ def host_us() -> dict[str, float]:
     return host.in_turns(calls)
 
 
+PARTS = ("fp8", "int8", "gemm", "quantisers", "lists", "k_groups", "groups")
+
+
 def main(
     out: Annotated[Path, typer.Option(help="Folder of the record.")] = ROOT / "benchmarks" / "records",
-    op: Annotated[list[str] | None, typer.Option(help="Operation; repeat for several. Default: all.")] = None,
+    op: Annotated[list[str] | None, typer.Option(help="Of fp8, this alone; repeat for several.")] = None,
+    part: Annotated[
+        list[str] | None, typer.Option(help=f"What to measure, in this order: {', '.join(PARTS)}. Default: all.")
+    ] = None,
     rows_only: Annotated[bool, typer.Option(help="Measure without running the tests; writes no record.")] = False,
     deep_gemm_groups: Annotated[bool, typer.Option(help="DeepGEMM for groups too: ten seconds for each shape.")] = True,
-    seconds: Annotated[float, typer.Option(help="Begin no further groups of rows after so long.")] = math.inf,
+    seconds: Annotated[float, typer.Option(help="Measure nothing further after so long.")] = math.inf,
     keep: Annotated[
         Path | None, typer.Option(help="A record whose rows are kept, and marked, where nothing is measured anew.")
     ] = None,
@@ -296,6 +302,10 @@ def main(
 
     from omnigemm.bench import graph, record
 
+    parts, ops = part or (["fp8"] if op else list(PARTS)), op or list(GRANULARITIES)
+    for name, given, known in (("part", parts, PARTS), ("op", ops, tuple(GRANULARITIES))):
+        if not set(given) <= set(known):
+            sys.exit(f"benchmarks/gpu.py: --{name} is {' '.join(given)}, expected some of {', '.join(known)}")
     if not torch.cuda.is_available():
         sys.exit("benchmarks/gpu.py: there is no NVIDIA GPU on this machine")
     import gemm
@@ -306,13 +316,15 @@ def main(
     import quant
 
     start = time.perf_counter()
-    ops = op or list(GRANULARITIES)
+    before = None if keep is None else record.read(keep)
     tests = None if rows_only else run_tests()
-    compilation = compile_all(ops)
-    print(f"{time.perf_counter() - start:.0f} s; longest compilation, s:", compilation, flush=True)
+    compilation = before.get("compile_seconds") if before is not None else None
+    if "fp8" in parts:
+        compilation = compile_all(ops)
+        print(f"{time.perf_counter() - start:.0f} s; longest compilation, s:", compilation, flush=True)
     host = host_us()
     print("host time of a warm call, us:", host, flush=True)
-    rows = []
+    rows: list[dict[str, Any]] = []
 
     def save() -> None:
         if tests is None:
@@ -321,9 +333,11 @@ def main(
         method = f"{graph.METHOD}; our own kernels with weights stated to be constant. gemm: {gemm.METHOD}. "
         method += f"Quantisers: {quant.METHOD}. Lists: {lists.METHOD}. Groups along K: {k_groups.METHOD}. "
         method += f"Groups: {groups.METHOD}"
-        made = record.new(rows, method, record.cuda_source_hash())
-        if keep is not None:
-            record.keep_rows(made, record.read(keep))
+        made = record.new(list(rows), method, record.cuda_source_hash())
+        if before is not None:
+            record.keep_rows(made, before)
+        order = list(GRANULARITIES)
+        made["rows"].sort(key=lambda row: order.index(row["op"]) if row["op"] in order else len(order))
         made["compile_seconds"] = compilation
         made["gpu"] = torch.cuda.get_device_name(0)
         made["driver"] = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
@@ -331,31 +345,48 @@ def main(
         made["host_us"] = host
         record.write(out / record.file_name(made["gpu"]), made)
 
-    for shape in track(SHAPES, "measuring"):
-        for row in measure(*shape, ops):
-            rows.append(row)
-            print(row["op"], row["shape"], row["us"], row["floor_us"], row["peers"], flush=True)
-    rows.sort(key=lambda row: ops.index(row["op"]))
-    save()
-    if op is None:
+    def fp8() -> Iterator[dict[str, Any]]:
+        for shape in track(SHAPES, "measuring"):
+            for row in measure(*shape, ops):
+                print(row["op"], row["shape"], row["us"], row["floor_us"], row["peers"], flush=True)
+                yield row
+
+    def int8() -> Iterator[dict[str, Any]]:
         for shape in track(INT8_SHAPES, "measuring int8"):
-            rows.append(measure_int8(*shape))
-            print("int8", rows[-1]["shape"], rows[-1]["us"], rows[-1]["floor_us"], rows[-1]["peers"], flush=True)
-        save()
-        host |= {f"gemm: {name}": us for name, us in gemm.host_us().items()}
-        rows += gemm.measure(None)
-        print("\n".join(gemm.summary([row for row in rows if "ratio" in row])), flush=True)
-        host |= {f"quantisers: {name}": us for name, us in quant.host_us().items()}
-        rows += quant.rows("")
-        save()  # what follows takes half of the GPU's memory
-        rows += lists.rows(layouts=("col",))
-        rows += k_groups.rows(("grouped_k_bf16", "grouped_k_bf16_add", "grouped_k_fp8_add"))
-        save()
-        for row in groups.rows(deep_gemm=deep_gemm_name() if deep_gemm_groups else ""):
+            row = measure_int8(*shape)
+            print("int8", row["shape"], row["us"], row["floor_us"], row["peers"], flush=True)
+            yield row
+
+    def gemms() -> Iterator[dict[str, Any]]:
+        host.update({f"gemm: {name}": us for name, us in gemm.host_us().items()})
+        found = []
+        for row in gemm.measure(None):
+            found.append(row)
+            yield row
+        print("\n".join(gemm.summary(found)), flush=True)
+
+    def quantisers() -> Iterator[dict[str, Any]]:
+        host.update({f"quantisers: {name}": us for name, us in quant.host_us().items()})
+        yield from quant.rows("")
+
+    measures: dict[str, Callable[[], Iterable[dict[str, Any]]]] = {
+        "fp8": fp8,
+        "int8": int8,
+        "gemm": gemms,
+        "quantisers": quantisers,
+        "lists": lambda: lists.rows(layouts=("col",)),
+        "k_groups": lambda: k_groups.rows(("grouped_k_bf16", "grouped_k_bf16_add", "grouped_k_fp8_add")),
+        "groups": lambda: groups.rows(deep_gemm=deep_gemm_name() if deep_gemm_groups else ""),
+    }
+    for name in parts:
+        for row in measures[name]():
             rows.append(row)
             if time.perf_counter() - start > seconds:
                 break
-    save()
+        save()  # whatever may happen to the rest
+        print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
+        if time.perf_counter() - start > seconds:
+            break
 
 
 if __name__ == "__main__":

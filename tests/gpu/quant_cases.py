@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -42,8 +42,15 @@ def specs() -> Iterator[KernelSpec]:
     for k, m, kind in itertools.product(LENGTHS, (9, 1100), ("token", "1x128")):
         variant = Variant("plain", "bf16", "e4m3", kind, k % 8 == 0)
         yield quant_source.spec(variant, quant_source.rows(variant, m, k), arch)
+    yield from fused_specs((264, 261, 7168))
+
+
+def fused_specs(lengths: Sequence[int]) -> Iterator[KernelSpec]:
+    """The same for nine rows of these lengths."""
+    arch = quant.architecture(0)
+    assert arch is not None
     forms = itertools.product((("rms_norm", False), ("rms_norm", True), ("swiglu", False)), FUSED, FLOATS)
-    for ((source, residual), (codec, kind), dtype), k in itertools.product(forms, (264, 261, 7168)):
+    for ((source, residual), (codec, kind), dtype), k in itertools.product(forms, lengths):
         variant = Variant(source, dtype, codec, kind, k % 8 == 0, residual)
         yield quant_source.spec(variant, quant_source.rows(variant, 9, k), arch)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import omnigemm
-from omnigemm.backends.cuda import dense, sm90
+from omnigemm.backends.cuda import dense, jit, sm90
 from omnigemm.backends.cuda.gemm import Gemm
 
 from . import test_int8
@@ -30,6 +30,16 @@ CONFIGS = {
     "64x48, element by element": sm90.Config(False, 1, 1, 48, 4),
 }
 SIZES = [(1, 4), (64, 32), (130, 300), (257, 260), (300, 516), (77, 258), (65, 131)]
+K = 136
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
+    """Most of them, side by side."""
+    made = [problem(m, n, K, out="fp32", c=c) for m, n in SIZES for c in (False, True)]
+    specs = {dense.spec(config, dense.variant_of(one)) for config in CONFIGS.values() for one in made}
+    failed = [one.error for one in jit.warm(specs) if not one.ok]
+    assert not failed, failed[0]
 
 
 def framed(m: int, n: int, pitch: int, shift: int = 0) -> tuple[Tensor, Tensor]:
@@ -58,14 +68,13 @@ def runner(config: sm90.Config, m: int, n: int, k: int, c: bool) -> Gemm:
 @pytest.mark.parametrize("pitch", [520, 524, 521, 522])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_gemm_within_a_frame(name: str, pitch: int) -> None:
-    k = 136
     for m, n in SIZES:
-        a, b = exact(m, k), exact(n, k).t()
+        a, b = exact(m, K), exact(n, K).t()
         product = a.double() @ b.double()
         out, frame = framed(m, n, pitch)
-        runner(CONFIGS[name], m, n, k, False)(out, a, b, None, 1.0, 0.0)
+        runner(CONFIGS[name], m, n, K, False)(out, a, b, None, 1.0, 0.0)
         check(out, frame, product)
-        run = runner(CONFIGS[name], m, n, k, True)
+        run = runner(CONFIGS[name], m, n, K, True)
         for alpha, beta in ((1.0, 1.0), (2.0, 1.0), (1.0, 0.5), (1.0, -1.0)):
             for apart in (False, True):
                 out, frame = framed(m, n, pitch)

@@ -9,16 +9,24 @@ from torch import Tensor
 
 import omnigemm
 from omnigemm import rms_norm_quantize, swiglu_quantize
+from omnigemm.backends.cuda import jit
 
-from .quant_cases import CODES, FLOATS, FUSED, framed, same, untouched
+from .quant_cases import CODES, FLOATS, FUSED, framed, fused_specs, same, untouched
 
 NORM_TOLERANCE = 2**-19  # of the normalised value: a sum of squares in fp32, for up to 16384 values
 SILU_TOLERANCE = 2**-16  # the fast exponential, for gates down to -87
+LENGTHS = (8, 136, 261, 264, 1032, 7168, 16384, 16392)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
+    """Side by side; one after the other, as they are met, would take most of the tests' time."""
+    assert all(result.ok for result in jit.warm(set(fused_specs(LENGTHS))))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(("codec", "granularity"), FUSED)
-@pytest.mark.parametrize("k", [8, 136, 261, 264, 1032, 7168, 16384, 16392])
+@pytest.mark.parametrize("k", LENGTHS)
 def test_exact_norms(k: int, codec: str, granularity: str, dtype: str) -> None:
     """Rows of 1 and -1, times a power of 2: the mean of the squares is exact in whatever order they are added."""
     options = {"granularity": granularity, "dtype": CODES[codec]}
@@ -45,7 +53,7 @@ def test_exact_norms(k: int, codec: str, granularity: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(("codec", "granularity"), FUSED)
-@pytest.mark.parametrize("f", [8, 136, 261, 264, 1032, 7168, 16384, 16392])
+@pytest.mark.parametrize("f", LENGTHS)
 def test_exact_gates(f: int, codec: str, granularity: str, dtype: str) -> None:
     """Gates so large or so small that silu is the gate itself or 0."""
     gate = (torch.rand(9, f) * 100 + 30) * torch.where(torch.rand(9, f) < 0.2, -8.0, 1.0)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import omnigemm
-from backends.blas.cases import NVIDIA, kernel, opened, pool, product
+from backends.blas.cases import NVIDIA, caller, kernel, opened, pool, product, twos
 from omnigemm.backends.blas import BlasBackend, discovery
 from omnigemm.backends.blas.vendors import STATUSES, VENDORS
 
@@ -35,6 +35,18 @@ def test_every_status_is_an_error_of_ours(standin: Any, function: str, status: i
     assert torch.equal(product(backend, out, torch.ones(shape), torch.ones(shape)), torch.full(shape, 2.0))
     pool(backend).close()
     assert standin.live_handles() == 0
+
+
+def test_a_product_that_fails_in_a_capture_says_what_helps(standin: Any) -> None:
+    captures = [False]
+    backend = opened(standin, by=caller(capturing=lambda: captures[0]))
+    twos(backend)
+    captures[0] = True
+    standin.fail("cublasGemmEx", 13)
+    with pytest.raises(
+        omnigemm.DeviceError, match=r"EXECUTION_FAILED \(13\) while a CUDA graph is captured: run the same"
+    ):
+        twos(backend)
 
 
 def test_a_math_mode_that_is_refused(standin: Any) -> None:

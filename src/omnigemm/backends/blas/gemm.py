@@ -27,6 +27,9 @@ _ALGORITHM = _int(-1)  # the library's own choice
 # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION).
 _USUAL, _TF32, _REDUCED_IN_FP32 = (_int(68), 0), (_int(77), 0), (_int(68), 16)
 
+# cuBLAS may have to load a kernel that it runs for the first time, and that has failed in a capture.
+_CAPTURED = " while a CUDA graph is captured: run the same product once before"
+
 
 class Gemm:
     """Runs products with a library's handles, or by the vendor's second library where it has one (`lt`).
@@ -144,7 +147,7 @@ class Gemm:
             finally:
                 give(handle)
             if status:
-                raise self.library.failure(name, status)
+                raise self.library.failure(name, status, _CAPTURED if self.caller.capturing() else "")
             return True
 
         return at

@@ -74,8 +74,8 @@ class Functions:
         if status:
             raise self.failure(name, status)
 
-    def failure(self, name: str, status: int) -> OmniGemmError:
-        return failure(self.vendor, self._symbols[name], status)
+    def failure(self, name: str, status: int, hint: str = "") -> OmniGemmError:
+        return failure(self.vendor, self._symbols[name], status, hint)
 
 
 class Library(Functions):
@@ -105,9 +105,9 @@ class LtLibrary(Functions):
             self.title = f"{lt.title} {version()}"
 
 
-def failure(vendor: Vendor, symbol: str, status: int) -> OmniGemmError:
+def failure(vendor: Vendor, symbol: str, status: int, hint: str = "") -> OmniGemmError:
     """A status as an error of ours, with the vendor's name and code."""
-    text = f"{vendor.title}: {symbol} answers {STATUSES.get(status, 'an unknown status')} ({status})"
+    text = f"{vendor.title}: {symbol} answers {STATUSES.get(status, 'an unknown status')} ({status}){hint}"
     return {7: LayoutError, 15: UnsupportedError}.get(status, DeviceError)(text)
 
 
