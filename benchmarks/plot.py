@@ -39,7 +39,7 @@ TITLES = {
     "grouped_k_bf16_add": "grouped_gemm_k_contiguous, bf16, added to fp32",
     "grouped_k_fp8_add": "grouped_gemm_k_contiguous, fp8, added to fp32",
 }
-NO_SHAPE = "grouped_list_bf16"  # products of many shapes: nothing to draw
+NOT_DRAWN = ("grouped_list_bf16", "bmm_bf16")  # many shapes in one product, and batches: no axes for these
 # What a peer whose name has this word does differently.
 NOTES = {
     "fp8_token": ("tensorwise", "torch scaled_mm tensorwise applies one scale for each operand, not one for each row."),
@@ -297,7 +297,7 @@ def figures(path: Path, ops: Sequence[str] | None = None) -> dict[str, str]:
         # Without a floor there is nothing to draw a bar over.
         rows = [row for row in record["rows"] if row["op"] in TITLES or row.get("floor_us") is not None]
         rows = [row for row in rows if (row.get("config") or {}).get("backend") != "quant"]  # no products
-        rows = [row for row in rows if row["op"] != NO_SHAPE]
+        rows = [row for row in rows if row["op"] not in NOT_DRAWN]
         found = list(dict.fromkeys(str(row["op"]) for row in rows))
         words = {"gpu": record["gpu"], "versions.torch": record["versions"].get("torch"), "method": record["method"]}
     except (AttributeError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
