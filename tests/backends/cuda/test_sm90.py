@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from omnigemm.backends.cuda import choice, dense, sm90
 from omnigemm.backends.cuda.gpu import KNOWN
 from omnigemm.backends.cuda.jit import KernelSpec, Result
+from omnigemm.backends.cuda.jit.spec import PACKAGE_HEADERS
 from omnigemm.backends.cuda.sm90 import Config, Variant
 
 BLOCK, ROWS, TOKEN, TENSOR = ("1x128", "128x128"), ("1x128", "1x128"), ("token", "channel"), ("tensor", "tensor")
@@ -173,6 +175,15 @@ def test_wide_results_wait_in_no_more_memory_than_narrow_ones(cols: int, buffers
         assert each % 32 == 0
         assert wide.shared_bytes(config) - direct == buffers * 64 * each * 4
         assert each == 32 or wide.shared_bytes(config) <= narrow.shared_bytes(config)
+
+
+def test_the_lone_thread_that_loads_asks_nobody() -> None:
+    """A shuffle among all lanes, by one of them alone, waits for ever."""
+    source = (Path(PACKAGE_HEADERS) / "sm90" / "gemm.cuh").read_text()
+    loader = source[source.index("struct Loader {") : source.index("// The scales of a row for a few blocks of K")]
+    assert "the_left" in loader
+    for word in ("uniform(", "waves(", "__shfl", "__syncwarp", "named_barrier", "__syncthreads"):
+        assert word not in loader, word
 
 
 def test_grid() -> None:
