@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import omnigemm
-from omnigemm.backends.cuda import gpu, quant, quant_source
+from omnigemm.backends.cuda import gpu, quant_source
 from omnigemm.backends.cuda.jit import KernelSpec
 from omnigemm.backends.cuda.quant_source import Variant
 
@@ -25,11 +25,14 @@ FORM_SHAPES = ((150, 264), (150, 261))
 LENGTHS = (1, 7, 8, 100, 136, 264, 1000, 1032, 4100, 4104, 7168, 16384, 16392, 40001)
 
 
-def specs() -> Iterator[KernelSpec]:
+def architecture(which: gpu.Gpu) -> str:
+    major, minor = which.capability
+    return f"sm_{major}{minor}"
+
+
+def all_specs(which: gpu.Gpu) -> Iterator[KernelSpec]:
     """Most of what the tests run, for compiling it side by side. What is missing here only costs time."""
-    arch = quant.architecture(0)
-    assert arch is not None
-    count = gpu.of(0).multiprocessors
+    arch, count = architecture(which), which.multiprocessors
     for dtype, (codec, kind), (m, k) in itertools.product(FLOATS, FORMS, FORM_SHAPES):
         variant = Variant("plain", dtype, codec, kind, k % 8 == 0)
         if kind == "tensor":
@@ -42,13 +45,12 @@ def specs() -> Iterator[KernelSpec]:
     for k, m, kind in itertools.product(LENGTHS, (9, 1100), ("token", "1x128")):
         variant = Variant("plain", "bf16", "e4m3", kind, k % 8 == 0)
         yield quant_source.spec(variant, quant_source.rows(variant, m, k), arch)
-    yield from fused_specs((264, 261, 7168))
+    yield from fused_specs(which, (264, 261, 7168))
 
 
-def fused_specs(lengths: Sequence[int]) -> Iterator[KernelSpec]:
+def fused_specs(which: gpu.Gpu, lengths: Sequence[int]) -> Iterator[KernelSpec]:
     """The same for nine rows of these lengths."""
-    arch = quant.architecture(0)
-    assert arch is not None
+    arch = architecture(which)
     forms = itertools.product((("rms_norm", False), ("rms_norm", True), ("swiglu", False)), FUSED, FLOATS)
     for ((source, residual), (codec, kind), dtype), k in itertools.product(forms, lengths):
         variant = Variant(source, dtype, codec, kind, k % 8 == 0, residual)

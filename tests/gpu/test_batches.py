@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 import omnigemm
-from omnigemm.backends.cuda import batches, dense, jit
+from omnigemm.backends.cuda import batches, dense
+from omnigemm.backends.cuda.gpu import Gpu
+from omnigemm.backends.cuda.jit import KernelSpec
 from omnigemm.core.problem import Problem
 
 from . import test_gemm16, test_int8
@@ -54,11 +56,8 @@ CASES_INT8 = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _compiled() -> None:
-    specs = {dense.spec(config, dense.variant_of(made)) for config, made in (CASES_16 | CASES_INT8).values()}
-    failed = [one.error for one in jit.warm(specs) if not one.ok]
-    assert not failed, failed[0]
+def specs(_: Gpu) -> set[KernelSpec]:
+    return {dense.spec(config, dense.variant_of(made)) for config, made in (CASES_16 | CASES_INT8).values()}
 
 
 def multiprocessors() -> int:

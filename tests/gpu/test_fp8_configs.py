@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from omnigemm.backends.cuda import dense, jit, sm90
+from omnigemm.backends.cuda import dense, sm90
+from omnigemm.backends.cuda.gpu import Gpu
+from omnigemm.backends.cuda.jit import KernelSpec
 from omnigemm.core.problem import Problem
 
 from .fp8_cases import CONFIGS, E4M3, E5M2, SCALES, fits, problem, run
@@ -43,13 +45,8 @@ for _name in CONFIGS:
     _add(_name, problem(2500 if not CONFIGS[_name].swap else 260, 4104, 512))  # more tiles than multiprocessors
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _compiled() -> None:
-    """All of them at once, in parallel: one by one, compiling would take most of the time."""
-    failed = [
-        one.error for one in jit.warm({dense.spec(c, dense.variant_of(p)) for c, p in CASES.values()}) if not one.ok
-    ]
-    assert not failed, failed[0]
+def specs(_: Gpu) -> set[KernelSpec]:
+    return {dense.spec(config, dense.variant_of(made)) for config, made in CASES.values()}
 
 
 @pytest.mark.parametrize("title", CASES)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 import omnigemm
 from omnigemm import rms_norm_quantize, swiglu_quantize
-from omnigemm.backends.cuda import jit
+from omnigemm.backends.cuda.gpu import Gpu
+from omnigemm.backends.cuda.jit import KernelSpec
 
 from .quant_cases import CODES, FLOATS, FUSED, framed, fused_specs, same, untouched
 
@@ -18,10 +19,8 @@ SILU_TOLERANCE = 2**-16  # the fast exponential, for gates down to -87
 LENGTHS = (8, 136, 261, 264, 1032, 7168, 16384, 16392)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _compiled() -> None:
-    """Side by side; one after the other, as they are met, would take most of the tests' time."""
-    assert all(result.ok for result in jit.warm(set(fused_specs(LENGTHS))))
+def specs(which: Gpu) -> set[KernelSpec]:
+    return set(fused_specs(which, LENGTHS))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

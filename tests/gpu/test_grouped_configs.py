@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from omnigemm.backends.cuda import dense, groups, jit, sm90
+from omnigemm.backends.cuda import dense, groups, sm90
+from omnigemm.backends.cuda.gpu import Gpu
+from omnigemm.backends.cuda.jit import KernelSpec
 
 from .fp8_cases import E4M3, E5M2
 from .group_cases import BF16, CONFIGS, CONFIGS_16, FP16, OPS, OUTS, Case, fits, run
@@ -68,12 +70,8 @@ for _turn, _name in enumerate(CONFIGS_16):
         _add(_name, Case(_op, (70, 0, 3, 129), 264, 640, "none", _same, turned=True, **_types))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _compiled() -> None:
-    """All of them at once, in parallel: one by one, compiling would take most of the time."""
-    wanted = {dense.spec(config, groups.variant_of(case.problem)) for config, case in CASES.values()}
-    failed = [one.error for one in jit.warm(wanted) if not one.ok]
-    assert not failed, failed[0]
+def specs(_: Gpu) -> set[KernelSpec]:
+    return {dense.spec(config, groups.variant_of(case.problem)) for config, case in CASES.values()}
 
 
 @pytest.mark.parametrize("title", CASES)

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 import omnigemm
-from omnigemm.backends.cuda import dense, jit, k_groups, list_choice
+from omnigemm.backends.cuda import dense, k_groups, list_choice
+from omnigemm.backends.cuda.gpu import Gpu
+from omnigemm.backends.cuda.jit import KernelSpec
 from omnigemm.backends.cuda.sm90 import Config
 from omnigemm.core.problem import Problem
 from omnigemm.ops.grouped_k import GROUPED_K_CONTIGUOUS
@@ -160,11 +162,9 @@ def configs(kind: tuple[str, str, bool, int]) -> list[Config]:
 CONFIGS = [(kind, config) for kind in KINDS for config in configs(kind)]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _compiled() -> None:
-    specs = {dense.spec(config, k_groups.variant_of(problem(kind))) for kind, config in CONFIGS}
-    failed = [one.error for one in jit.warm(specs | {k_groups.setup_spec(size) for size in (1, 2)}) if not one.ok]
-    assert not failed, failed[0]
+def specs(_: Gpu) -> set[KernelSpec]:
+    made = {dense.spec(config, k_groups.variant_of(problem(kind))) for kind, config in CONFIGS}
+    return made | {k_groups.setup_spec(size) for size in (1, 2)}
 
 
 def counts_for(dtype: str) -> list[int]:

@@ -13,6 +13,8 @@ from torch import Tensor
 
 import omnigemm
 from omnigemm.backends.cuda import dense, gpu, jit, list_choice, list_kernel, list_launch, list_setup, lists
+from omnigemm.backends.cuda.gpu import Gpu
+from omnigemm.backends.cuda.jit import KernelSpec
 from omnigemm.backends.cuda.sm90 import Config, Variant
 from omnigemm.core.problem import Problem
 from omnigemm.ops.grouped_list import GROUPED_GEMM
@@ -120,12 +122,9 @@ def test_configs_against_float64(config: Config, kind: tuple[Any, ...]) -> None:
     made.check()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _compiled() -> None:
-    specs = {dense.spec(config, variant(kind)) for config in CONFIGS for kind in KINDS}
-    specs |= {list_setup.spec(lines) for lines in list_setup.LINES}
-    failed = [one.error for one in jit.warm(specs) if not one.ok]
-    assert not failed, failed[0]
+def specs(_: Gpu) -> set[KernelSpec]:
+    made = {dense.spec(config, variant(kind)) for config in CONFIGS for kind in KINDS}
+    return made | {list_setup.spec(lines) for lines in list_setup.LINES}
 
 
 @pytest.mark.parametrize("layouts", LAYOUTS, ids="-".join)

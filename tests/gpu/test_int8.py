@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 import omnigemm
-from omnigemm.backends.cuda import dense, jit, sm90
+from omnigemm.backends.cuda import dense, sm90
+from omnigemm.backends.cuda.gpu import Gpu
+from omnigemm.backends.cuda.jit import KernelSpec
 from omnigemm.core.problem import Problem
 
 OUTS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -78,11 +80,8 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _compiled() -> None:
-    specs = {dense.spec(config, dense.variant_of(made)) for config, made in CASES.values()}
-    failed = [one.error for one in jit.warm(specs) if not one.ok]
-    assert not failed, failed[0]
+def specs(_: Gpu) -> set[KernelSpec]:
+    return {dense.spec(config, dense.variant_of(made)) for config, made in CASES.values()}
 
 
 @pytest.mark.parametrize("title", CASES)

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 import omnigemm
-from omnigemm.backends.cuda import dense, jit, list_launch, list_setup
+from omnigemm.backends.cuda import dense, list_launch, list_setup
+from omnigemm.backends.cuda.gpu import Gpu
+from omnigemm.backends.cuda.jit import KernelSpec
 from omnigemm.backends.cuda.sm90 import Config
 
 from .group_cases import on_streams
@@ -98,12 +100,9 @@ def turns(room: Sequence[Shape]) -> list[list[Shape]]:
     ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _compiled() -> None:
-    specs = {dense.spec(config, variant(kind)) for config in CONFIGS for kind in KINDS}
-    specs |= {list_setup.spec(lines) for lines in list_setup.LINES}
-    failed = [one.error for one in jit.warm(specs) if not one.ok]
-    assert not failed, failed[0]
+def specs(_: Gpu) -> set[KernelSpec]:
+    made = {dense.spec(config, variant(kind)) for config in CONFIGS for kind in KINDS}
+    return made | {list_setup.spec(lines) for lines in list_setup.LINES}
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{'-'.join(kind[0])}-{kind[1]}-{kind[2]}")

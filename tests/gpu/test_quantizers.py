@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 import omnigemm
-from omnigemm.backends.cuda import gpu, jit, quant, quant_source
+from omnigemm.backends.cuda import gpu, quant, quant_source
+from omnigemm.backends.cuda.jit import KernelSpec
 from omnigemm.backends.cuda.jit.loader import load
 from omnigemm.backends.cuda.quant_source import Variant
 
@@ -22,20 +23,18 @@ from .quant_cases import (
     FORM_SHAPES,
     FORMS,
     LENGTHS,
+    all_specs,
     by,
     framed,
     raw,
     same,
-    specs,
     untouched,
     values,
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _compiled() -> None:
-    """Side by side; one after the other, as they are met, would take most of the tests' time."""
-    assert all(result.ok for result in jit.warm(set(specs())))
+def specs(which: gpu.Gpu) -> set[KernelSpec]:
+    return set(all_specs(which))
 
 
 def test_kernels_run_at_all() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpu import group_cases, test_batches, test_fp8_configs, test_gemm16, test_grouped_configs, test_int8
+from gpu import compile_ahead, group_cases, test_batches, test_fp8_configs, test_gemm16, test_grouped_configs, test_int8
+from omnigemm.backends.cuda.gpu import KNOWN
 from omnigemm.backends.cuda.sm90 import Config
 
 
@@ -23,3 +24,11 @@ from omnigemm.backends.cuda.sm90 import Config
 def test_every_config_has_cases(configs: dict[str, Config], cases: dict[str, tuple[Config, object]]) -> None:
     tried = {config for config, _ in cases.values()}
     assert not [name for name, config in configs.items() if config not in tried]
+
+
+def test_what_they_run_can_be_compiled_without_a_gpu() -> None:
+    found = set(compile_ahead.specs(KNOWN["h200"]))
+    assert len(found) > 2000
+    assert {one.arch for one in found} == {"sm_90", "sm_90a"}
+    cases = test_grouped_configs.specs(KNOWN["h200"]) | test_batches.specs(KNOWN["h200"])
+    assert cases < found
