@@ -254,7 +254,7 @@ def test_lists_by_a_loop(grouped_calls: list[Any], why: str) -> None:
     out = [poisoned(m, n, dtype=torch.float32 if wide else torch.bfloat16) for m, n, _ in SHAPES]
     omnigemm.gemm(random(4, 4), random(4, 4))
     if why == "captured":
-        # What a library has not run before it may have to load, and a capture may not wait for that.
+        # A product that had never run has failed in a capture (docs/blas.md).
         for one, x, y in zip(out, a, b, strict=True):
             omnigemm.gemm(x, y, out=one)
             one.fill_(float("nan"))

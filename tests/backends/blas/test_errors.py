@@ -47,6 +47,9 @@ def test_a_product_that_fails_in_a_capture_says_what_helps(standin: Any) -> None
         omnigemm.DeviceError, match=r"EXECUTION_FAILED \(13\) while a CUDA graph is captured: run the same"
     ):
         twos(backend)
+    standin.fail("cublasGemmEx", 7)  # which running it before would not help
+    with pytest.raises(omnigemm.LayoutError, match=r"INVALID_VALUE \(7\)$"):
+        twos(backend)
 
 
 def test_a_math_mode_that_is_refused(standin: Any) -> None:

@@ -27,8 +27,8 @@ _ALGORITHM = _int(-1)  # the library's own choice
 # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION).
 _USUAL, _TF32, _REDUCED_IN_FP32 = (_int(68), 0), (_int(77), 0), (_int(68), 16)
 
-# cuBLAS may have to load a kernel that it runs for the first time, and that has failed in a capture.
-_CAPTURED = " while a CUDA graph is captured: run the same product once before"
+# Seen of cuBLAS with a product that it had never run; perhaps it had a kernel to load.
+_EXECUTION_FAILED, _CAPTURED = 13, " while a CUDA graph is captured: run the same product once before"
 
 
 class Gemm:
@@ -147,7 +147,8 @@ class Gemm:
             finally:
                 give(handle)
             if status:
-                raise self.library.failure(name, status, _CAPTURED if self.caller.capturing() else "")
+                unprepared = status == _EXECUTION_FAILED and self.caller.capturing()
+                raise self.library.failure(name, status, _CAPTURED if unprepared else "")
             return True
 
         return at
