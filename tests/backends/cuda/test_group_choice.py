@@ -23,8 +23,8 @@ KINDS = [("e4m3", "128x128"), ("e4m3", "token"), ("e5m2", "1x128"), ("int8", "to
 # a multiprocessor.
 MEASURED = {
     "masked 128x128 G32x20x4096x2048": "swap 128x32, swap 64x32 b2, swap 64x32 b3, swap 128x48, rows 64x128 b2",
-    "masked 128x128 G128x4x7168x2048": "swap 64x8 b3, swap 64x8 b2",
-    "masked 128x128 G256x1x7168x2048": "swap 64x8 b3, swap 64x8 b2",
+    "masked 128x128 G128x4x7168x2048": "swap 128x8, swap 64x8 b2, swap 64x8 b3",
+    "masked 128x128 G256x1x7168x2048": "swap 128x8, swap 64x8 b2, swap 64x8 b3",
     "masked 128x128 G64x16x4096x7168": "swap 64x24 b2, swap 128x24, swap 128x32, swap 64x24, swap 64x32 b2",
     "masked 128x128 G32x160x4096x7168": "rows 256x128 L2, rows 256x128",
     "masked 128x128 G32x192x6144x7168": "rows 256x128 L2, rows 256x128",
@@ -41,8 +41,20 @@ MEASURED = {
     "contiguous token G6x1024x4096x2048": "rows 256x128 L2, rows 256x128, rows 128x192",
     "contiguous token G32x192x6144x7168": "rows 256x128 L2, rows 256x128, rows 128x192 R2",
     "contiguous token G16x400x4096x4096": "rows 128x192, rows 256x128, rows 128x160",
-    "contiguous None G6x1024x6144x7168": "rows 128x160, rows 128x192, rows 128x128 R2",
-    "contiguous None G32x192x6144x7168": "rows 128x176 R2, rows 128x160 R2, rows 128x256 R2",
+    "masked 128x128 G256x16x7168x2048": "swap 128x24, swap 128x32, swap 64x24, swap 64x24 b2, swap 64x32",
+    "contiguous token G64x16x7168x2048": "swap 128x32, swap 64x24 b3, swap 64x32 b3, swap 128x24, swap 64x24 b2",
+    "contiguous None G256x16x7168x2048": "swap 128x24, swap 128x32, swap 64x24 b2, swap 64x24, swap 64x32 b2",
+    "contiguous None G64x16x4096x7168": "swap 64x24 b2, swap 128x24, swap 128x32, swap 64x32 b2, swap 64x24",
+    "contiguous None G64x8x7168x2048": "swap 128x24, swap 128x16, swap 64x24 b2, swap 64x16 b2, swap 64x24, swap 64x16",
+    "contiguous None G64x32x7168x2048": "swap 128x48, swap 128x64, swap 64x48 b2, rows 64x256",
+    "contiguous None G6x1024x6144x7168": "rows 128x240, rows 128x256, rows 128x192, rows 128x160",
+    "contiguous None G6x1024x4096x2048": "rows 128x256, rows 128x192, rows 128x208 R2",
+    "contiguous None G6x1024x7168x3072": "rows 128x192, rows 128x256, rows 128x256 R2",
+    "contiguous None G32x192x6144x7168": "rows 128x176 R2, rows 128x256 R2, rows 128x160 R2, rows 128x192 R2",
+    "contiguous None G32x192x7168x3072": "rows 128x256 R2, rows 128x160 R2",
+    "contiguous None G32x192x4096x2048": "rows 128x256 R2",
+    "contiguous None G4x8192x6144x7168": "rows 128x256, rows 128x192, rows 128x256 R2, rows 128x240",
+    "contiguous None G16x400x4096x4096": "rows 128x192, rows 128x256, rows 128x208",
 }
 
 
@@ -79,6 +91,7 @@ def test_whatever_is_chosen_is_legal(op: str, dtype: str, granularity: str | Non
         one = problem(op, count, rows, n, k, dtype, granularity)
         variant = groups.variant_of(one)
         ranked = group_choice.modelled(variant, groups.sizes_of(one), H200)
+        assert ranked
         assert [choice.seconds for choice in ranked] == sorted(choice.seconds for choice in ranked)
         for choice in ranked:
             assert variant.fault(choice.config) is None

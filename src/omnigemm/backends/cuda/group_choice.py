@@ -16,11 +16,11 @@ _LINE, _NUMBER = 8, 2  # bytes of the table for a group, and of the list of thos
 _TABLE_STEP = 1024  # kernels for up to 100 groups are the same
 _SPREAD = (0.7, 0.85, 1.0, 1.15, 1.3)  # groups are not alike
 _TOKENS = (8, 16, 24, 32, 48, 64, 96, 128)  # widths of the right operand when operands are swapped
+_FEW_TOKENS, _CALM = 16, 0.75  # for up to so many, of the stages that fit: with more on their way, all come later
 _COLUMNS = (96, 112, 128, 144, 160, 192)
-_MORE_COLUMNS = (176, 208, 224, 256)  # that have the registers for it if there are no products besides the sums
+_WIDEST = 256  # that has the registers for it if there are no products besides the sums
 # The model's constants: seconds, cycles, and parts of a whole.
 _START, _OVERLAP, _TRAFFIC = 4.8e-6, 0.156, 0.106
-_LONE = 1.048  # what one block on a multiprocessor takes longer to stream weights for few tokens than two or three
 _LAST_ROUND = 0.972  # of a whole one's time is what its empty places cost
 _SHORT, _TAIL = 0.5, 0.1  # of a whole tile's time: what one without rows would take; what blocks wait for the last
 _BUSY, _BUSY_STRAIGHT, _BUSY_STRAIGHT_2, _BUSY_SWAP = 0.79, 0.82, 0.72, 0.579
@@ -68,18 +68,28 @@ def modelled(variant: Variant, sizes: Sizes, gpu: Gpu) -> list[Choice]:
 
 
 def deepest(config: Config, variant: Variant, groups: int) -> Config:
-    """With as many stages as fit besides the table."""
+    """With as many stages as fit besides the table, and are of use."""
     room = min(SHARED_BYTES, SHARED_PER_SM // config.blocks_per_sm - 1024) - table_bytes(config, groups)
     fixed = variant.shared_bytes(dataclasses.replace(config, stages=0))
     each = variant.shared_bytes(dataclasses.replace(config, stages=1)) - fixed
-    return dataclasses.replace(config, stages=max(0, min((room - fixed) // each, 16)))
+    stages = max(0, min((room - fixed) // each, 16))
+    few = config.swap and config.cols <= _FEW_TOKENS
+    return dataclasses.replace(config, stages=round(_CALM * stages) if few else stages)
 
 
 def legal(variant: Variant, sizes: Sizes) -> Iterator[Config]:
     for config in (*_swapped(sizes), *_by_rows(variant, sizes)):
         whole = deepest(config, variant, sizes.groups)
-        if variant.fault(whole) is None:
+        if variant.fault(whole) is None and whole.stages >= _stages_needed(config, variant):
             yield whole
+
+
+def _stages_needed(config: Config, variant: Variant) -> int:
+    """Two stages hide nothing from another block on the same multiprocessor. And where tensor cores add up all of K,
+    those that are being multiplied are not free for loads: three besides them are enough, two were not."""
+    if config.swap and variant.straight:
+        return config.depth + 3
+    return 3 if config.blocks_per_sm > 1 else 2
 
 
 def _swapped(sizes: Sizes) -> Iterator[Config]:
@@ -89,21 +99,24 @@ def _swapped(sizes: Sizes) -> Iterator[Config]:
     for cols in _TOKENS:
         if cols > 8 and cols >= 2 * most:
             break
-        for depth in (4, 2, 1):
-            for blocks_per_sm in (1, 2, 3):
+        few = cols <= _FEW_TOKENS
+        for depth in (2,) if few else (4, 2, 1):
+            for blocks_per_sm in (2,) if few else (1, 2):
                 yield Config(True, 1, 1, cols, 0, depth=depth, blocks_per_sm=blocks_per_sm)
             yield Config(True, 2, 1, cols, 0, depth=depth)
 
 
 def _by_rows(variant: Variant, sizes: Sizes) -> Iterator[Config]:
     most = max(sizes.spread())
-    for cols in (*_COLUMNS, *(_MORE_COLUMNS if variant.straight else ())):
+    if most <= _FEW_TOKENS:
+        return
+    for cols in (*_COLUMNS, *((_WIDEST,) if variant.straight else ())):
         if most <= 64:
             yield Config(False, 1, 1, cols, 0)
             yield Config(False, 1, 1, cols, 0, blocks_per_sm=2)
         else:
             # Results of wide tiles in parts leave room for a fourth stage.
-            parts = {"out_buffers": 2, "out_parts": 4} if cols == 256 else {}
+            parts = {"out_buffers": 2, "out_parts": 4} if cols == _WIDEST else {}
             yield Config(False, 2, 1, cols, 0, band=16, **parts)
             yield Config(False, 2, 1, cols, 0, right_share=2, band=16, **parts)
     if most > 128:
@@ -131,15 +144,17 @@ def seconds(config: Config, variant: Variant, sizes: Sizes, gpu: Gpu) -> float:
     out_bytes = rows * n * (4 if variant.out_dtype == "fp32" else 2)
     memory = (variant.element_bytes * (sizes.used * n + rows) * variant.k + out_bytes) / gpu.memory
     places = gpu.multiprocessors // config.cluster * config.blocks_per_sm
-    rounds = max(1.0, work / places)
-    rounds += _TAIL if rounds > 1.0 and work < packs else _LAST_ROUND * (1 - rounds % 1.0)
+    exact = max(1.0, work / places)
+    rounds = exact + (_TAIL if exact > 1.0 and work < packs else _LAST_ROUND * (1 - exact % 1.0))
     each = variant.k_blocks * _block_cycles(config, variant) + _TILE
     slow = 2 * rows * n * variant.k / gpu.multiprocessors / (8192 // variant.element_bytes) / gpu.clock > memory
     compute = rounds * each / (gpu.dense_clock if slow else gpu.clock)
+    if slow and variant.straight:
+        # The chip is at its power limit, and what empty places of the last round save, the clock makes use of.
+        compute = max(exact * each / gpu.dense_clock, math.ceil(exact) * each / gpu.clock)
     # What blocks of a cluster share comes from L2 once.
     loaded = config.rows / config.left_share + config.cols / config.right_share
     traffic = packs * config.share * variant.k_blocks * loaded * BLOCK_K / gpu.l2
-    memory *= _LONE if config.swap and config.cols <= 16 and config.blocks_per_sm == 1 else 1.0
     return _START + max(memory, compute) + _OVERLAP * min(memory, compute) + _TRAFFIC * traffic
 
 
