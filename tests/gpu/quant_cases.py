@@ -22,6 +22,7 @@ FORMS = [
 ]
 FUSED = [("e4m3", "token"), ("e4m3", "1x128"), ("e5m2", "token"), ("int8", "token")]
 FORM_SHAPES = ((150, 264), (150, 261))
+MANY_TILES = (2100, 2000)  # of 128x128: more than have many threads each
 LENGTHS = (1, 7, 8, 100, 136, 264, 1000, 1032, 4100, 4104, 7168, 16384, 16392, 40001)
 
 
@@ -45,6 +46,9 @@ def all_specs(which: gpu.Gpu) -> Iterator[KernelSpec]:
     for k, m, kind in itertools.product(LENGTHS, (9, 1100), ("token", "1x128")):
         variant = Variant("plain", "bf16", "e4m3", kind, k % 8 == 0)
         yield quant_source.spec(variant, quant_source.rows(variant, m, k), arch)
+    for dtype in FLOATS:
+        variant = Variant("plain", dtype, "e4m3", "128x128", True)
+        yield quant_source.spec(variant, quant_source.tiles(*MANY_TILES, 1), arch)
     yield from fused_specs(which, (264, 261, 7168))
 
 

@@ -23,6 +23,7 @@ from .quant_cases import (
     FORM_SHAPES,
     FORMS,
     LENGTHS,
+    MANY_TILES,
     all_specs,
     by,
     framed,
@@ -52,6 +53,13 @@ def test_every_form(codec: str, granularity: str, dtype: str) -> None:
         same(by(codec, x.cuda(), granularity), by(codec, x, granularity))
         if granularity == "tensor":  # without what makes the scale NaN
             same(by(codec, x[8:].cuda(), granularity), by(codec, x[8:], granularity))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_many_tiles(dtype: str) -> None:
+    assert quant_source.tiles(*MANY_TILES, 1).threads < quant_source.tiles(*FORM_SHAPES[0], 1).threads
+    x = values(*MANY_TILES, dtype=FLOATS[dtype])
+    same(by("e4m3", x.cuda(), "128x128"), by("e4m3", x, "128x128"))
 
 
 @pytest.mark.parametrize("k", LENGTHS)

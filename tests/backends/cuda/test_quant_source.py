@@ -49,6 +49,9 @@ def wanted() -> list[KernelSpec]:
     for arch in ARCHITECTURES:
         variant = Variant("rms_norm", "bf16", "e4m3", "1x128", arch != "sm_80", True)
         found.update(dict.fromkeys(specs_of(variant, LONGEST + 8, arch)))
+    for dtype, arch in itertools.product(TYPES, ARCHITECTURES):
+        for aligned, m in ((True, 64), (False, 64), (True, 4096)):  # few tiles, and many
+            found.update(dict.fromkeys(specs_of(Variant("plain", dtype, "e4m3", "128x128", aligned), 7168, arch, m)))
     for source, arch in itertools.product(SOURCES, ARCHITECTURES):
         for k, aligned in ((8, True), (1000, False), (2048, True), (LONGEST + 8, True), (LONGEST + 1, False)):
             found.update(dict.fromkeys(specs_of(Variant(source, "bf16", "e4m3", "token", aligned), k, arch, 64)))
@@ -83,6 +86,7 @@ def test_the_compiled_ones_cover_every_choice() -> None:
             "MEASURE": (0, 1),
             "BLOCKS": (0, 1),
             "RESIDUAL": (0, 1),
+            "THREADS": (256, 512),
             "EACH": (0, 1, 4),
         }.items():
             for value in values:

@@ -21,6 +21,7 @@ _WARPS = 4  # with a row each in a block
 # Blocks of _THREADS that a multiprocessor must have registers for: in the simple case, and in all others.
 _RESIDENT = {"plain": (3, 2), "rms_norm": (2, 1), "swiglu": (2, 1)}
 _MANY_ROWS = 1024  # from here on threads have more than one vector, for fewer and busier ones
+_FEW_TILES = 256  # up to here a thread has 32 values, else 64
 _TENSOR_THREADS = 256
 _TENSOR_BLOCKS = 5  # on a multiprocessor, and all of them at once: none begins when the others are done
 
@@ -70,7 +71,10 @@ def rows(variant: Variant, m: int, k: int) -> Shape:
 
 
 def tiles(m: int, k: int, batch: int) -> Shape:
-    return Shape(batch * -(-m // 128) * -(-k // 128), 256)
+    """A block has a tile. Where there are few, more threads with less to do each are faster."""
+    grid = batch * -(-m // 128) * -(-k // 128)
+    threads = 512 if grid <= _FEW_TILES else 256
+    return Shape(grid, threads, (("THREADS", threads),))
 
 
 def tensor(variant: Variant, m: int, k: int, multiprocessors: int) -> Shape:

@@ -6,11 +6,11 @@
 #include "quant/vector.cuh"
 
 constexpr Codec CODEC = static_cast<Codec>(CODE_TYPE);
-constexpr int THREADS = 256;
 constexpr int LANES = 128 / VALUES;  // that read a row of the tile
 constexpr int ROWS_AT_ONCE = THREADS / LANES;
 constexpr int EACH = 128 / ROWS_AT_ONCE;
-constexpr int RESIDENT = VALUES == 8 ? 4 : 2;  // blocks on a multiprocessor that there must be registers for
+// Blocks on a multiprocessor that there must be registers for.
+constexpr int RESIDENT = THREADS > 256 ? 1 : VALUES == 8 ? 4 : 2;
 
 struct Arguments {
     const char* x;
