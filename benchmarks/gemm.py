@@ -182,7 +182,7 @@ def host_us() -> dict[str, float]:
     a, b = (torch.randn(shape, device="cuda").bfloat16() for shape in ((16, 512), (512, 512)))
     out, c = torch.empty(16, 512, device="cuda", dtype=torch.bfloat16), torch.randn(16, 512, device="cuda").bfloat16()
     weight = b.t()
-    # cuBLAS splits K of the products above, and adds the parts up in a second kernel; of these it does not.
+    # cuBLAS may split K of the product above, and add the parts up in a second kernel; here it has no reason to.
     short, short_weight = a[:, :64].contiguous(), b[:, :64].contiguous().t()
     wide, wide_weight, wide_out = a.float(), weight.float(), out.float()
     three = a.expand(4, 16, 512), torch.randn(4, 512, 512, device="cuda").bfloat16()
