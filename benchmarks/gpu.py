@@ -5,8 +5,9 @@
 
 Weights are stated to be constant, as they are in a model (`omnigemm.settings(constant_weights=True)`): `us` of a row is
 that. With few rows, `us_any_weights` is the time without that statement. Peers are torch's own products and, where it
-can be imported, deep_gemm. The rows of gemm come from benchmarks/gemm.py, the quantisers' from benchmarks/quant.py,
-those of groups from benchmarks/groups.py.
+can be imported, deep_gemm; for int8 also CUTLASS, from the library that benchmarks/peers/build.py makes (--cutlass).
+The rows of gemm come from benchmarks/gemm.py, the quantisers' from benchmarks/quant.py, those of groups from
+benchmarks/groups.py.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,6 +36,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WEIGHTS = ((576, 7168), (2112, 7168), (4096, 7168), (7168, 2048), (7168, 16384), (24576, 1536), (32768, 512))
 ROWS = (1, 16, 64, 128, 4096)
 FEW = 128
+SIFT_SECONDS, SIFT_REPLAYS = 0.004, 3  # for a peer's configs, of which the fastest is measured
 TESTS_AT_ONCE = 10
 # These begin first.
 LONGEST = tuple(
@@ -107,6 +110,7 @@ class Products:
             "fp8_token": ((m,), (n,)),
             "fp8_tensor": ((), ()),
         }[op]
+        self.block = op == "fp8_block"
         self.a_scale, self.b_scale = (torch.rand(size, device="cuda") + 0.5 for size in sizes)
         self.out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
 
@@ -115,13 +119,24 @@ class Products:
 
         omnigemm.fp8_gemm(self.a, weight, self.a_scale, self.b_scale, out=self.out)
 
-    def torchs(self, weight: Any) -> None:
+    def peers(self) -> dict[str, Callable[[Any], object]]:
+        """Per token and per tensor are the same product, so each is measured beside the other's peer as well."""
         import torch
 
-        a_scale, b_scale = self.a_scale, self.b_scale
-        if a_scale.dim() == 1:
-            a_scale, b_scale = a_scale[:, None], b_scale[None, :]
-        torch._scaled_mm(self.a, weight.t(), a_scale, b_scale, out_dtype=torch.bfloat16)
+        if self.block:
+            return {
+                "torch scaled_mm 1x128/128x128 (cuBLASLt)": self.torchs_blocks,
+                deep_gemm_name(): self.deep_gemms,
+            }
+        rows, columns, one = (torch.rand(size, device="cuda") for size in ((len(self.a), 1), (1, self.out.size(1)), ()))
+        return {
+            "torch scaled_mm rowwise": lambda weight: torch._scaled_mm(
+                self.a, weight.t(), rows, columns, out_dtype=torch.bfloat16
+            ),
+            "torch scaled_mm tensorwise (cuBLASLt)": lambda weight: torch._scaled_mm(
+                self.a, weight.t(), one, one, out_dtype=torch.bfloat16
+            ),
+        }
 
     def torchs_blocks(self, weight: Any) -> None:
         """Its scales of A lie with M innermost; turning them is part of what its user must run."""
@@ -142,55 +157,48 @@ def deep_gemm_name() -> str:
     return "DeepGEMM"
 
 
-def timed(call: Callable[[Any], Any], weights: list[Any]) -> float | None:
-    """None for a peer that is not here or does not take this shape."""
-    import torch
-
-    from omnigemm.bench import graph
-
-    try:
-        return round(graph.microseconds(call, weights), 2)
-    except (ImportError, RuntimeError, ValueError, AssertionError):
-        torch.cuda.synchronize()  # raises if the GPU itself failed: that is nobody's missing support
-        return None
-
-
-def measure(m: int, n: int, k: int, ops: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """A row for each operation. Per token and per tensor are the same product, so each has the other's peer as well."""
+def timed(
+    m: int, ours: Callable[[Any], object], peers: dict[str, Callable[[Any], object]], weights: list[Any]
+) -> dict[str, Any]:
+    """`us`, with few rows `us_any_weights`, and `peers`: those that are here and take these operands."""
     import omnigemm
     from omnigemm.bench import graph
 
-    times: dict[str, dict[str, float]] = {}
-    peers: dict[str, float | None] = {}
-    for op in ops:
-        products = Products(op, m, n, k)
+    def constant(weight: Any) -> None:
         with omnigemm.settings(constant_weights=True):
-            times[op] = {"us": round(graph.microseconds(products.ours, products.weights), 2)}
-        if m <= FEW:
-            times[op]["us_any_weights"] = round(graph.microseconds(products.ours, products.weights), 2)
-        if op == "fp8_block":
-            peers["torch scaled_mm 1x128/128x128 (cuBLASLt)"] = timed(products.torchs_blocks, products.weights)
-            peers[deep_gemm_name()] = timed(products.deep_gemms, products.weights)
-        else:
-            peer = {"fp8_token": "torch scaled_mm rowwise", "fp8_tensor": "torch scaled_mm tensorwise (cuBLASLt)"}[op]
-            peers[peer] = timed(products.torchs, products.weights)
-    for op in ops:
-        with omnigemm.settings(constant_weights=True):
-            plan = omnigemm.plan("fp8_gemm", m=m, n=n, k=k, device="cuda", granularity=GRANULARITIES[op])
-        blockwise = op == "fp8_block"
-        yield {
-            "op": op,
-            "shape": f"{m}x{n}x{k}",
-            **times[op],
-            "floor_us": round(floor_us(m, n, k), 2),
-            "peers": {
-                name: us for name, us in peers.items() if us and blockwise != name.endswith(("wise", "wise (cuBLASLt)"))
-            },
-            "config": {"kernel": plan.kernel, **plan.config},
-        }
+            ours(weight)
+
+    contenders = {"us": constant, **({"us_any_weights": ours} if m <= FEW else {})}
+    here = {name: call for name, call in peers.items() if graph.runs(call, weights[0])}
+    times = {name: round(us, 2) for name, us in graph.in_turns({**contenders, **here}, weights).items()}
+    return {**{name: times[name] for name in contenders}, "peers": {name: times[name] for name in here}}
 
 
-def measure_int8(m: int, n: int, k: int) -> dict[str, Any]:
+def measured(
+    op: str, m: int, n: int, k: int, times: dict[str, Any], function: str, granularity: str | None = None
+) -> dict[str, Any]:
+    """A row of the record."""
+    import omnigemm
+
+    with omnigemm.settings(constant_weights=True):
+        plan = omnigemm.plan(function, m=m, n=n, k=k, device="cuda", granularity=granularity)
+    return {
+        "op": op,
+        "shape": f"{m}x{n}x{k}",
+        **{name: us for name, us in times.items() if name != "peers"},
+        "floor_us": round(floor_us(m, n, k), 2),
+        "peers": times["peers"],
+        "config": {"kernel": plan.kernel, **plan.config},
+    }
+
+
+def measure(op: str, m: int, n: int, k: int) -> dict[str, Any]:
+    products = Products(op, m, n, k)
+    times = timed(m, products.ours, products.peers(), products.weights)
+    return measured(op, m, n, k, times, "fp8_gemm", GRANULARITIES[op])
+
+
+def measure_int8(m: int, n: int, k: int, cutlass: Path | None) -> dict[str, Any]:
     """cuBLASLt's product has neither scales nor a 16-bit result, and does not take 16 rows or fewer."""
     import torch
 
@@ -203,24 +211,21 @@ def measure_int8(m: int, n: int, k: int) -> dict[str, Any]:
     ]
     a_scale, b_scale = torch.rand(m, device="cuda"), torch.rand(n, device="cuda")
     out = torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
-
-    def ours(weight: Any) -> None:
-        omnigemm.int8_gemm(a, weight, a_scale, b_scale, out=out)
-
-    with omnigemm.settings(constant_weights=True):
-        times = {"us": round(graph.microseconds(ours, weights), 2)}
-        plan = omnigemm.plan("int8_gemm", m=m, n=n, k=k, device="cuda")
-    if m <= FEW:
-        times["us_any_weights"] = round(graph.microseconds(ours, weights), 2)
-    raw = timed(lambda weight: torch._int_mm(a, weight.t()), weights)
-    return {
-        "op": "int8",
-        "shape": f"{m}x{n}x{k}",
-        **times,
-        "floor_us": round(floor_us(m, n, k), 2),
-        "peers": {} if raw is None else {"torch._int_mm (cuBLASLt), raw s32 out, no scales": raw},
-        "config": {"kernel": plan.kernel, **plan.config},
+    peers: dict[str, Callable[[Any], object]] = {
+        "torch._int_mm (cuBLASLt), raw s32 out, no scales": lambda weight: torch._int_mm(a, weight.t())
     }
+    if cutlass is not None:
+        from peers.cutlass_int8 import CutlassInt8
+
+        library = CutlassInt8(cutlass)
+        configs: list[Callable[[Any], object]] = [
+            partial(library, i, a, a_scale=a_scale, b_scale=b_scale, out=out) for i in range(len(library.configs()))
+        ]
+        here = {call: call for call in configs if graph.runs(call, weights[0])}
+        sifted = graph.in_turns(here, weights, SIFT_SECONDS, SIFT_REPLAYS)
+        peers[f"CUTLASS, best of {len(configs)} configs"] = min(sifted, key=lambda call: sifted[call])
+    times = timed(m, lambda weight: omnigemm.int8_gemm(a, weight, a_scale, b_scale, out=out), peers, weights)
+    return measured("int8", m, n, k, times, "int8_gemm")
 
 
 def compile_all(ops: Sequence[str]) -> dict[str, float]:
@@ -292,6 +297,9 @@ def main(
         list[str] | None, typer.Option(help=f"What to measure, in the order given: some of {', '.join(PARTS)}.")
     ] = None,
     rows_only: Annotated[bool, typer.Option(help="Measure without running the tests; writes no record.")] = False,
+    cutlass: Annotated[
+        Path | None, typer.Option(help="The library that benchmarks/peers/build.py makes, to measure int8 beside it.")
+    ] = None,
     deep_gemm_groups: Annotated[bool, typer.Option(help="DeepGEMM for groups too: ten seconds for each shape.")] = True,
     seconds: Annotated[float, typer.Option(help="Measure nothing further after so long.")] = math.inf,
     keep: Annotated[
@@ -348,14 +356,14 @@ def main(
         record.write(out / record.file_name(made["gpu"]), made)
 
     def fp8() -> Iterator[dict[str, Any]]:
-        for shape in track(SHAPES, "measuring"):
-            for row in measure(*shape, ops):
-                print(row["op"], row["shape"], row["us"], row["floor_us"], row["peers"], flush=True)
-                yield row
+        for (m, n, k), name in track(list(itertools.product(SHAPES, ops)), "measuring"):
+            row = measure(name, m, n, k)
+            print(name, row["shape"], row["us"], row["floor_us"], row["peers"], flush=True)
+            yield row
 
     def int8() -> Iterator[dict[str, Any]]:
         for shape in track(INT8_SHAPES, "measuring int8"):
-            row = measure_int8(*shape)
+            row = measure_int8(*shape, cutlass)
             print("int8", row["shape"], row["us"], row["floor_us"], row["peers"], flush=True)
             yield row
 

@@ -179,24 +179,22 @@ def scales(*shape: int) -> Tensor:
     return torch.rand(shape, device="cuda") + 0.5
 
 
-def timed(call: Callable[[Tensor], object], weights: list[Tensor]) -> float | None:
-    """None for a peer that is not here or does not take this shape."""
-    try:
-        return round(graph.microseconds(call, weights), 2)
-    except (ImportError, AttributeError, RuntimeError, ValueError, AssertionError):
-        torch.cuda.synchronize()  # raises if the GPU itself failed: that is nobody's missing support
-        return None
+def timed(
+    ours: Callable[[Tensor], object], peers: dict[str, Callable[[Tensor], object]], copies: list[Tensor]
+) -> tuple[float, dict[str, float]]:
+    """Ours, and those of the peers that are here and take this shape."""
+    here = {name: call for name, call in peers.items() if graph.runs(call, copies[0])}
+    times = {name: round(us, 2) for name, us in graph.in_turns({"": ours, **here}, copies).items()}
+    return times.pop(""), times
 
 
 def measure(op: str, shape: Shape, deep_gemm: str) -> dict[str, Any]:
     groups, rows, n, k = shape
     products = Products(op, shape)
-    us = round(graph.microseconds(products.ours, products.weights), 2)
     peers = {
-        name.replace("DeepGEMM", deep_gemm): timed(call, products.weights)
-        for name, call in products.peers()
-        if deep_gemm or name != "DeepGEMM"
+        name.replace("DeepGEMM", deep_gemm): call for name, call in products.peers() if deep_gemm or name != "DeepGEMM"
     }
+    us, others = timed(products.ours, peers, products.weights)
     described = problem(op, shape)
     more = {"expected_m": rows, **words(op)} if products.masked else words(op)
     plan = omnigemm.plan(described.op, m=described.m, n=n, k=k, groups=groups, device="cuda", **more)
@@ -205,7 +203,7 @@ def measure(op: str, shape: Shape, deep_gemm: str) -> dict[str, Any]:
         "shape": f"G{groups}x{rows}x{n}x{k}",
         "us": us,
         "floor_us": round(floor_us(sum(products.counts), groups, n, k, products.a.element_size()), 2),
-        "peers": {name: peer for name, peer in peers.items() if peer},
+        "peers": others,
         "config": {"kernel": plan.kernel, **plan.config},
     }
 

@@ -33,3 +33,21 @@ def test_contenders_take_turns_forth_and_back(monkeypatch: pytest.MonkeyPatch) -
     times = graph.in_turns({name: contender(name) for name in took}, [0], replays=4)
     assert "".join(seen) == "abccbaabccba"
     assert times == {"a": 12.5, "b": 2.5, "c": 0.5}  # medians, of two calls each
+
+
+@pytest.mark.parametrize("error", [ImportError, AttributeError, RuntimeError, ValueError, AssertionError])
+def test_a_peer_that_refuses_is_not_here(monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
+    waited: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append("for the GPU"))
+
+    def refuses(_: object) -> None:
+        raise error("not this shape")
+
+    assert not graph.runs(refuses, 0)
+    assert waited == ["for the GPU"]  # where a failure of the GPU itself would come up
+
+
+def test_a_peer_that_runs_is_here_and_a_mistake_of_ours_is_seen() -> None:
+    assert graph.runs(lambda copy: copy, 0)
+    with pytest.raises(TypeError, match="argument"):
+        graph.runs(lambda: None, 0)

@@ -11,16 +11,26 @@ import torch
 Name = TypeVar("Name", bound=Hashable)
 COLD_BYTES = 256_000_000  # all copies of one weight together, so that weights come from HBM
 REPLAY_SECONDS = 0.025
-REPLAYS = 5
+REPLAYS = 6  # as many forth as back
 METHOD = (
     f"microseconds per call in a CUDA graph that replays calls back to back for at least {REPLAY_SECONDS * 1e3:.0f} "
     f"ms, each call with another copy of the weights (together at least {COLD_BYTES // 10**6} MB, at least 2) while "
-    f"activations stay warm; median of {REPLAYS} replays; random data; contenders one after the other for each shape"
+    f"activations stay warm; median of {REPLAYS} replays, contenders in turns; random data"
 )
 
 
 def copies_needed(nbytes: int) -> int:
     return max(2, -(-COLD_BYTES // max(1, nbytes)))
+
+
+def runs(call: Callable[[Any], object], copy: Any) -> bool:
+    """Whether a peer is here and takes these operands."""
+    try:
+        call(copy)
+    except (ImportError, AttributeError, RuntimeError, ValueError, AssertionError):
+        torch.cuda.synchronize()  # raises if the GPU itself failed: that is nobody's missing support
+        return False
+    return True
 
 
 def microseconds(
@@ -40,7 +50,8 @@ def in_turns(
     replays: int = REPLAYS,
 ) -> dict[Name, float]:
     """Time each contender's `call(copy)`: all are captured first, then replayed one after the other, forth and back:
-    at the chip's power limit, who comes after a kernel that left it some rest has an advantage."""
+    at the chip's power limit, who comes after a kernel that left it some rest has an advantage, and so everyone has to
+    come after everyone as often."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
