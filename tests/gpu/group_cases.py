@@ -22,6 +22,7 @@ _TYPES = {name: dtype for dtype, name in _NAMES.items()}
 OUTS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 OPS = {"contiguous": "grouped_gemm_contiguous", "masked": "grouped_gemm_masked"}
 
+PINGPONG = sm90.Config(False, 2, 2, 128, 5, right_share=2, out_buffers=2, out_parts=2, pingpong=True)
 # One of each kind: both orientations, one and two warpgroups and waves, every depth, clusters that share.
 CONFIGS = {
     "swap 8": sm90.Config(True, 1, 1, 8, 6, depth=4, blocks_per_sm=3),
@@ -37,6 +38,7 @@ CONFIGS = {
     "rows 128x192 shared rows": sm90.Config(False, 2, 1, 192, 4, left_share=2, band=16),
     "rows 256x128 shared rows": sm90.Config(False, 2, 2, 128, 3, left_share=2, out_buffers=2),
     "rows 256x128 shared weights": sm90.Config(False, 2, 2, 128, 3, right_share=2),
+    "pingpong shared weights": PINGPONG,
 }
 # The same for 16-bit operands, which have wider tiles besides.
 CONFIGS_16 = {
@@ -47,6 +49,8 @@ CONFIGS_16 = {
     "rows 128x192 shared rows": sm90.Config(False, 2, 1, 192, 4, left_share=2, band=3),
     "rows 128x256 shared weights": sm90.Config(False, 2, 1, 256, 3, right_share=2, band=16),
     "rows 256x128 shared rows": sm90.Config(False, 2, 2, 128, 3, left_share=2, out_buffers=2),
+    "pingpong shared weights": PINGPONG,
+    "pingpong shared rows": dataclasses.replace(PINGPONG, left_share=2, right_share=1, band=3),
 }
 
 

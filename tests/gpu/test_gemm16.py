@@ -26,6 +26,10 @@ CONFIGS = {
     "rows 128x256 in parts": sm90.Config(False, 2, 1, 256, 4, right_share=2, out_buffers=2, out_parts=4),
     "rows 128x192": sm90.Config(False, 2, 1, 192, 3),
     "rows 256x128 shared": sm90.Config(False, 2, 2, 128, 3, left_share=2, out_buffers=2),
+    "pingpong 128x128 shared": sm90.Config(
+        False, 2, 2, 128, 5, right_share=2, out_buffers=2, out_parts=2, pingpong=True
+    ),
+    "pingpong 64x256": sm90.Config(False, 2, 1, 256, 4, out_parts=4, pingpong=True),
     "rows 64x48 split 3": sm90.Config(False, 1, 1, 48, 6, split=3, depth=2, blocks_per_sm=2),
     "rows 128x64 split 2": sm90.Config(False, 2, 1, 64, 6, split=2),
     "rows 128x80 split 4": sm90.Config(False, 2, 1, 80, 5, split=4, depth=2),
@@ -37,6 +41,8 @@ CONFIGS = {
     "swap 144 split 2": sm90.Config(True, 1, 1, 144, 6, split=2, depth=2),
 }
 SHAPES = [(1, 328, 520), (7, 392, 640), (33, 136, 3584), (130, 577, 136), (257, 264, 200)]
+# More tiles than multiprocessors: two or three for each, and one to eleven rounds of the ring for a tile.
+MANY_TILES = [(2500, 2312, 40), (2500, 2312, 200), (2500, 2312, 2808)]
 
 
 def matrix(rows: int, columns: int, dtype: torch.dtype, layout: str = "row") -> Tensor:
@@ -69,7 +75,7 @@ def problem(
 CASES = {
     f"{name}-{m}x{n}x{k}-{a}-{b}-{dtype}-{out}{'-c' * c}": (config, made)
     for name, config in CONFIGS.items()
-    for m, n, k in SHAPES
+    for m, n, k in (*SHAPES, *(MANY_TILES if config.pingpong else ()))
     for (a, b), dtype, out, c in (
         (LAYOUTS[1], "bf16", "bf16", False),
         (LAYOUTS[1], "fp16", "fp32", True),

@@ -51,6 +51,8 @@ for _turn, _name in enumerate(CONFIGS):
             _add(_name, Case(_op, (70, 0, 3, 129), 264, 640, "token", "bf16", torch.int8, torch.int8))
         else:
             _add(_name, Case(_op, (70, 0, 3, 129), 264, 640, "tensor", "fp32", torch.int8, torch.int8))
+        if CONFIGS[_name].pingpong:
+            _add(_name, Case(_op, _many(2, 40, 300), 1160, 384, "token", "bf16", torch.int8, torch.int8))
         _add(_name, Case(_op, _many(1, 256, 12), 200, 256))  # many thin groups, some of them empty
         _add(_name, Case(_op, _many(2, 40, 300), 1160, 384))  # more tiles than blocks
         _add(_name, Case(_op, (0,) * 63 + (2,), 200, 256))

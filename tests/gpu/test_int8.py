@@ -21,6 +21,10 @@ CONFIGS = {
     "rows 128x256": sm90.Config(False, 2, 1, 256, 3, right_share=2),
     "rows 128x256 in parts": sm90.Config(False, 2, 1, 256, 4, right_share=2, out_buffers=2, out_parts=4),
     "rows 256x128 shared": sm90.Config(False, 2, 2, 128, 3, left_share=2),
+    "pingpong 128x128 shared": sm90.Config(
+        False, 2, 2, 128, 5, left_share=2, out_buffers=2, out_parts=2, pingpong=True
+    ),
+    "pingpong 64x256": sm90.Config(False, 2, 1, 256, 4, right_share=2, out_parts=4, pingpong=True),
     "rows 64x48 split 3": sm90.Config(False, 1, 1, 48, 6, split=3, depth=2, blocks_per_sm=2),
     "rows 128x64 split 2": sm90.Config(False, 2, 1, 64, 6, split=2),
     "rows 128x80 split 4": sm90.Config(False, 2, 1, 80, 5, split=4, depth=2),
@@ -31,6 +35,8 @@ CONFIGS = {
     "swap 144 split 2": sm90.Config(True, 1, 1, 144, 6, split=2, depth=2),
 }
 SHAPES = [(1, 331, 1040), (7, 392, 640), (33, 136, 7168), (130, 577, 129), (257, 264, 384)]
+# More tiles than multiprocessors: two or three for each, and one to eleven rounds of the ring for a tile.
+MANY_TILES = [(2500, 2312, 80), (2500, 2312, 384), (2500, 2312, 5600)]
 
 
 def random(*shape: int) -> Tensor:
@@ -74,7 +80,7 @@ def problem(m: int, n: int, k: int, out: str = "bf16", bias: bool = False) -> Pr
 CASES = {
     f"{name}-{m}x{n}x{k}-{out}{'-bias' * bias}": (config, problem(m, n, k, out, bias))
     for name, config in CONFIGS.items()
-    for m, n, k in SHAPES
+    for m, n, k in (*SHAPES, *(MANY_TILES if config.pingpong else ()))
     for out, bias in (("bf16", False), ("fp16", True), ("fp32", False), ("fp32", True))
     if m <= config.tile_m * config.left_share or not config.swap
 }

@@ -47,20 +47,23 @@ MEASURED = {
     "contiguous None G64x16x4096x7168": "swap 64x24 b2, swap 128x24, swap 128x32, swap 64x32 b2, swap 64x24",
     "contiguous None G64x8x7168x2048": "swap 128x24, swap 128x16, swap 64x24 b2, swap 64x16 b2, swap 64x24, swap 64x16",
     "contiguous None G64x32x7168x2048": "swap 128x48, swap 128x64, swap 64x48 b2, rows 64x256",
-    "contiguous None G6x1024x6144x7168": "rows 128x240, rows 128x256, rows 128x192, rows 128x160",
-    "contiguous None G6x1024x4096x2048": "rows 128x256, rows 128x192, rows 128x208 R2",
-    "contiguous None G6x1024x7168x3072": "rows 128x192, rows 128x256, rows 128x256 R2",
-    "contiguous None G32x192x6144x7168": "rows 128x176 R2, rows 128x256 R2, rows 128x160 R2, rows 128x192 R2",
-    "contiguous None G32x192x7168x3072": "rows 128x256 R2, rows 128x160 R2",
-    "contiguous None G32x192x4096x2048": "rows 128x256 R2",
-    "contiguous None G4x8192x6144x7168": "rows 128x256, rows 128x192, rows 128x256 R2, rows 128x240",
-    "contiguous None G16x400x4096x4096": "rows 128x192, rows 128x256, rows 128x208",
+    "contiguous None G6x1024x6144x7168": "pingpong 128x128 R2, rows 128x192, rows 128x256, pingpong 128x128 L2",
+    "contiguous None G6x1024x4096x2048": "pingpong 128x128 L2",
+    "contiguous None G6x1024x7168x3072": "rows 128x256, pingpong 128x128 L2, pingpong 128x128 R2",
+    "contiguous None G32x192x6144x7168": "rows 128x160 R2, rows 128x256 R2, rows 128x144 R2",
+    "contiguous None G32x192x7168x3072": "pingpong 128x128 R2, rows 128x160 R2, rows 128x256 R2",
+    "contiguous None G32x192x4096x2048": "pingpong 128x128 R2, rows 128x256 R2",
+    "contiguous None G4x8192x6144x7168": "rows 128x256, pingpong 128x128 R2, rows 128x256 R2, rows 128x192 R2",
+    "contiguous None G16x400x4096x4096": "pingpong 128x128 L2",
+    "contiguous None G8x4096x6144x7168": "rows 128x256 R2, rows 128x256, pingpong 128x128 R2, rows 128x192 R2",
+    "contiguous None G8x4096x4096x2048": "pingpong 128x128 R2, pingpong 128x128 L2",
+    "contiguous None G32x150x7168x2048": "pingpong 128x128 L2, pingpong 128x128",
 }
 
 
 def name(config: Config) -> str:
     share = f" L{config.left_share}" * (config.left_share > 1) + f" R{config.right_share}" * (config.right_share > 1)
-    way = "swap" if config.swap else "rows"
+    way = "swap" if config.swap else "pingpong" if config.pingpong else "rows"
     return f"{way} {config.rows}x{config.cols}{share}" + f" b{config.blocks_per_sm}" * (config.blocks_per_sm > 1)
 
 

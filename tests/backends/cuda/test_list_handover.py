@@ -16,7 +16,7 @@ from list_memory import BYTES
 SHIM = """
 #include "common/pipeline.cuh"
 #define ELEMENT_BYTES 2
-constexpr bool SWAP = false, INT8 = false;
+constexpr bool SWAP = false, INT8 = false, PINGPONG = false;
 constexpr int SPLIT = 1, SHARE = 1, LEFT_SHARE = 1, RIGHT_SHARE = 1, CLUSTER = 1, DEPTH = 1, WAVES = 1, BAND = 8;
 constexpr int MATH_GROUPS = 1, SCALE_WARPS = 0, THREADS = 160, TILE_ROWS = 64, TILE_COLS = 64, GROUP_ROWS = 64;
 struct Arguments {

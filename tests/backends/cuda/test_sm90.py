@@ -62,6 +62,10 @@ FAULTS = {
     "out_parts is 4, expected 1 if operands are swapped or K is split": Config(
         False, 2, 1, 40, 4, split=5, out_parts=4
     ),
+    "pingpong, expected False if there is one math group": Config(False, 1, 2, 128, 4, pingpong=True),
+    "pingpong, expected False if there is one math group, operands are swapped or K is split": Config(
+        False, 2, 1, 64, 4, split=2, pingpong=True
+    ),
     "the cluster has 16 blocks": Config(True, 1, 1, 32, 8, right_share=4, split=4),
     "the cluster has 9 blocks": Config(True, 1, 1, 8, 8, split=9),
     "stages is 1, expected at least 2": Config(False, 2, 1, 128, 1),
@@ -123,6 +127,18 @@ LIMITS: list[tuple[str, Config, Variant, Variant]] = [
         Config(False, 2, 1, 192, 4, out_parts=2),
         variant(),
         variant(out_by_tma=False),
+    ),
+    (
+        "pingpong, expected False for e4m3",
+        Config(False, 2, 1, 128, 5, pingpong=True),
+        variant(),
+        variant(TOKEN, **_INT8),
+    ),
+    (
+        "pingpong, expected False for a list",
+        Config(False, 2, 1, 128, 5, pingpong=True),
+        variant(NO_SCALES, grouping="list", **_BF16),
+        variant(NO_SCALES, **_BF16),
     ),
     # What makes int8 exact in fp32 takes some.
     (
@@ -251,6 +267,7 @@ CONFIG_CHANGES: dict[str, Any] = {
     "out_buffers": 2,
     "out_parts": 2,
     "blocks_per_sm": 2,
+    "pingpong": True,
 }
 VARIANT_CHANGES: dict[str, Any] = {
     "n": 4104,
@@ -285,7 +302,10 @@ def test_whatever_differs_makes_another_source() -> None:
     assert set(VARIANT_CHANGES) == {field.name for field in dataclasses.fields(Variant)}
     for field, value in CONFIG_CHANGES.items():
         start = dataclasses.replace(base, swap=field == "split")
-        assert body(dataclasses.replace(start, **{field: value}), variant()) != body(start, variant()), field
+        what = variant()
+        if field == "pingpong":
+            start, what = dataclasses.replace(base, math_groups=2), variant(TOKEN, **_INT8)
+        assert body(dataclasses.replace(start, **{field: value}), what) != body(start, what), field
     base = dataclasses.replace(base, cols=64)
     plain = variant(TENSOR)
     for field, value in VARIANT_CHANGES.items():
@@ -322,6 +342,7 @@ def test_table_has_one_entry_for_a_number_of_rows() -> None:
 
 # ------------------------------------------------------------------------------------------------ what compiles
 
+PINGPONG = Config(False, 2, 2, 128, 5, right_share=2, out_buffers=2, out_parts=2, pingpong=True)
 ODD: dict[str, Any] = {"n": 4097, "out_by_tma": False}  # rows of results begin anywhere
 SWAPS = [
     (Config(True, 1, 1, 8, 8), variant()),
@@ -370,6 +391,9 @@ INTEGERS = [
     (Config(False, 2, 2, 128, 3, left_share=2), variant(MIXED[1], "fp32", zero_points=True, k=129, **_INT8)),
     (Config(False, 2, 1, 256, 4, out_buffers=2, out_parts=4), variant(TOKEN, "fp32", bias=True, **_INT8)),
     (Config(False, 2, 2, 128, 3, left_share=2, out_buffers=2), variant(TOKEN, "fp32", bias=True, **_INT8)),
+    (PINGPONG, variant(TOKEN, **_INT8)),
+    (PINGPONG, variant(TOKEN, "fp32", bias=True, **_INT8)),
+    (Config(False, 2, 1, 256, 4, out_parts=4, pingpong=True), variant(TOKEN, zero_points=True, **_INT8)),
 ]
 SIXTEEN = [
     (Config(True, 1, 1, 8, 8, split=8, depth=4, blocks_per_sm=2), variant(NO_SCALES, **_BF16)),
@@ -389,6 +413,9 @@ SIXTEEN = [
     ),
     (Config(False, 2, 2, 128, 3, left_share=2, out_buffers=2), variant(NO_SCALES, "fp32", c=True, **_BF16)),
     (Config(False, 2, 1, 256, 4, right_share=2), variant(NO_SCALES, "fp32", c=True, **_BF16, **ODD)),
+    (PINGPONG, variant(NO_SCALES, c=True, **_BF16, **_TURNED)),
+    (PINGPONG, variant(NO_SCALES, "fp32", c=True, **_FP16, **ODD)),
+    (Config(False, 2, 1, 256, 4, left_share=2, out_parts=4, pingpong=True), variant(NO_SCALES, k=129, **_BF16)),
 ]
 _ROWS: dict[str, Any] = {"grouping": "contiguous"}
 _SLABS: dict[str, Any] = {"grouping": "masked"}
@@ -417,6 +444,8 @@ GROUPS = [
     (Config(False, 2, 2, 128, 3, left_share=2, out_buffers=2), variant(NO_SCALES, "fp16", **_FP16, **_ROWS)),
     (Config(False, 2, 2, 128, 3, left_share=2, out_buffers=2), variant(out="fp32", **_ROWS)),
     (Config(False, 1, 1, 192, 2, blocks_per_sm=2), variant(TOKEN, "fp32", **_INT8, **_SLABS)),
+    (PINGPONG, variant(NO_SCALES, b_turned=True, **_BF16, **_ROWS)),
+    (dataclasses.replace(PINGPONG, left_share=2, right_share=1), variant(TOKEN, "fp32", **_INT8, **_SLABS)),
 ]
 _LIST: dict[str, Any] = {"grouping": "list", "n": 0, "k": 0}
 LISTS = [

@@ -31,6 +31,8 @@ _SWAP_DEPTHS = {
 # The model's constants: cycles, bytes a cycle, parts of a whole, seconds.
 _CHAIN, _CHAIN_ROWS, _PROMOTION, _ADDITION = 208.0, 126.0, 1.66, 0.854
 _BUSY, _BUSY_DENSE, _BUSY_DENSE_2, _BUSY_STRAIGHT_2 = 0.717, 0.964, 0.917, 0.806
+# Where each math group has tiles of its own: what they load more than one tile of both would does not show in times.
+_BUSY_PINGPONG, _PINGPONG_L2 = 0.945, 0.667
 _ARRIVING, _SHARED, _SHARED_BY_TWO = 58.0, 135.0, 105.0
 # Of operands whose rows begin anywhere: what a multiprocessor gets by itself, and how much more L2 has to do where
 # rows begin at odd multiples of 16 bytes, or of 32 and more.
@@ -188,6 +190,10 @@ def _by_rows(variant: Variant, m: int) -> Iterator[Config]:
                     yield Config(False, 2, 1, cols, 0, right_share=share, band=16, out_buffers=2, out_parts=4)
     if m > 128:
         yield Config(False, 2, 2, 128, 0, left_share=2, out_buffers=2)
+        # Tiles of their own load more. Where rows begin anywhere, loads are what takes the time.
+        if variant.straight and variant.whole_lines:
+            for share in (1, 2) if m <= 512 else (2, 1):
+                yield Config(False, 2, 2, 128, 0, right_share=share, band=16, out_buffers=2, out_parts=2, pingpong=True)
 
 
 def _split_rows(variant: Variant, m: int, gpu: Gpu, batch: int) -> Iterator[Config]:
@@ -228,13 +234,15 @@ def seconds(config: Config, variant: Variant, m: int, gpu: Gpu, batch: int = 1) 
     loaded = (config.rows / config.left_share + config.cols / config.right_share) * BLOCK_K
     # Where rows begin anywhere, what should be one cache line is two, and at odd multiples of 16 bytes five sectors.
     row_bytes = variant.k * variant.element_bytes
-    lines = 1.0 if row_bytes % BLOCK_K == 0 else _STRADDLING if row_bytes % 32 == 0 else _ODD
+    lines = 1.0 if variant.whole_lines else _STRADDLING if row_bytes % 32 == 0 else _ODD
     l2 = tiles * k_blocks * loaded / (_OF_L2 * gpu.l2) * lines
     # Cycles of a block of K. A warpgroup waits for its own products, and sees to barriers; fp8's are then scaled and
     # added.
     products = 64 * config.waves * config.cols * BLOCK_K / 4096
     sums = config.waves * config.cols / 2
-    chain = products + (_CHAIN_ROWS * config.waves if config.persistent else _CHAIN / config.depth)
+    chain = products
+    if not config.pingpong:  # with tiles of their own they multiply one after the other, and none waits for its own
+        chain += _CHAIN_ROWS * config.waves if config.persistent else _CHAIN / config.depth
     if not variant.straight:
         chain += (_PROMOTION if variant.a_scale == "1x128" else _ADDITION) * sums
     # Meanwhile the multiprocessor multiplies for all of them, fetches operands, writes and reads them.
@@ -245,6 +253,8 @@ def seconds(config: Config, variant: Variant, m: int, gpu: Gpu, batch: int = 1) 
         busy = _BUSY_DENSE if config.waves == 1 else _BUSY_STRAIGHT_2 if variant.straight else _BUSY_DENSE_2
     shared = _SHARED_BY_TWO if config.swap and config.math_groups == 2 else _SHARED
     unit = max(config.math_groups * products / busy, arriving / _ARRIVING, (arriving + read) / shared)
+    if config.pingpong:
+        unit, l2 = products / _BUSY_PINGPONG, l2 * _PINGPONG_L2
     if lines > 1.0:
         unit = max(unit, loaded / _ASKED)
     blocks = tiles * config.split
@@ -270,7 +280,9 @@ def seconds(config: Config, variant: Variant, m: int, gpu: Gpu, batch: int = 1) 
         if config.cluster > 2 and blocks > places:  # they leave no room for the next kernel to begin early
             start += _START_LATE
     else:
-        cycles = rounds * (each + (_NEXT_TILE_DENSE if dense else _NEXT_TILE) * sums)
+        # Math groups with tiles of their own write results while the other multiplies, but for the last ones.
+        times = 1.0 if config.pingpong else rounds
+        cycles = rounds * each + times * (_NEXT_TILE_DENSE if dense else _NEXT_TILE) * sums
         start = _START_DENSE if dense else _START_ROWS
     if not dense:
         waiting = together * min(config.stages, _whole(k_blocks, config.split)) * config.stage_bytes

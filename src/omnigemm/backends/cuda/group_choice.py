@@ -23,7 +23,7 @@ _WIDEST = 256  # that has the registers for it if there are no products besides 
 _START, _OVERLAP, _TRAFFIC = 4.8e-6, 0.156, 0.106
 _LAST_ROUND = 0.972  # of a whole one's time is what its empty places cost
 _SHORT, _TAIL = 0.5, 0.1  # of a whole tile's time: what one without rows would take; what blocks wait for the last
-_BUSY, _BUSY_STRAIGHT, _BUSY_STRAIGHT_2, _BUSY_SWAP = 0.79, 0.82, 0.72, 0.579
+_BUSY, _BUSY_STRAIGHT, _BUSY_STRAIGHT_2, _BUSY_PINGPONG, _BUSY_SWAP = 0.79, 0.82, 0.72, 0.81, 0.579
 _CHAIN, _PROMOTION, _BLOCK, _CROSSING, _TURNED, _TILE = 557.0, 2.9, 39.1, 13.0, 1.82, 1700.0
 
 
@@ -116,12 +116,17 @@ def _by_rows(variant: Variant, sizes: Sizes) -> Iterator[Config]:
             yield Config(False, 1, 1, cols, 0, blocks_per_sm=2)
         else:
             # Results of wide tiles in parts leave room for a fourth stage.
-            parts = {"out_buffers": 2, "out_parts": 4} if cols == _WIDEST else {}
-            yield Config(False, 2, 1, cols, 0, band=16, **parts)
-            yield Config(False, 2, 1, cols, 0, right_share=2, band=16, **parts)
+            buffers, parts = (2, 4) if cols == _WIDEST else (1, 1)
+            for share in (1, 2):
+                yield Config(False, 2, 1, cols, 0, right_share=share, band=16, out_buffers=buffers, out_parts=parts)
     if most > 128:
         yield Config(False, 2, 2, 128, 0, left_share=2, out_buffers=2)
         yield Config(False, 2, 2, 128, 0, out_buffers=2)
+    if variant.straight and variant.whole_lines and most > 64:  # as in choice.py
+        for left, right in ((1, 2), (2, 1)):
+            yield Config(
+                False, 2, 2, 128, 0, left_share=left, right_share=right, out_buffers=2, out_parts=2, pingpong=True
+            )
 
 
 def _whole(size: int, part: int) -> int:
@@ -146,7 +151,8 @@ def seconds(config: Config, variant: Variant, sizes: Sizes, gpu: Gpu) -> float:
     places = gpu.multiprocessors // config.cluster * config.blocks_per_sm
     exact = max(1.0, work / places)
     rounds = exact + (_TAIL if exact > 1.0 and work < packs else _LAST_ROUND * (1 - exact % 1.0))
-    each = variant.k_blocks * _block_cycles(config, variant) + _TILE
+    # Math groups with tiles of their own write results while the other multiplies.
+    each = variant.k_blocks * _block_cycles(config, variant) + (0.0 if config.pingpong else _TILE)
     slow = 2 * rows * n * variant.k / gpu.multiprocessors / (8192 // variant.element_bytes) / gpu.clock > memory
     compute = rounds * each / (gpu.dense_clock if slow else gpu.clock)
     if slow and variant.straight:
@@ -175,7 +181,9 @@ def _block_cycles(config: Config, variant: Variant) -> float:
         chain = products + _PROMOTION * sums + _CHAIN / config.depth
         return max(chain, config.blocks_per_sm * (tensor / _BUSY_SWAP + _TURNED * sums))
     whole = tensor / _BUSY + _BLOCK * (1 + config.waves)
-    if variant.straight:
+    if config.pingpong:
+        whole = products / _BUSY_PINGPONG
+    elif variant.straight:
         whole = tensor / (_BUSY_STRAIGHT if config.waves == 1 else _BUSY_STRAIGHT_2)
     if variant.b_scale == "128x128" and BLOCK_K % config.cols:  # columns of two blocks of scales, told apart in parts
         whole += _CROSSING * config.waves * (config.cols / (config.cols & -config.cols) - 2)

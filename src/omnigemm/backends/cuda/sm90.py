@@ -42,10 +42,11 @@ class Config:
     out_buffers: int = 1  # waves of results that may wait for the copy engine,
     out_parts: int = 1  # or parts of their columns: of 16-bit results, others see to it that they need no more room
     blocks_per_sm: int = 1
+    pingpong: bool = False  # each of two math groups has tiles of its own: one multiplies, the other writes results
 
     @property
     def rows(self) -> int:
-        return 64 * self.waves * self.math_groups
+        return 64 * self.waves * (1 if self.pingpong else self.math_groups)
 
     @property
     def threads(self) -> int:
@@ -110,6 +111,8 @@ class Config:
             found.append(f"{self.depth} blocks of K multiplied together")
         if self.blocks_per_sm > 1:
             found.append(f"{self.blocks_per_sm} blocks on a multiprocessor")
+        if self.pingpong:
+            found.append("a tile for each math group")
         return found
 
     def fault(self) -> str | None:
@@ -143,6 +146,8 @@ class Config:
         for name in ("split", "band", "out_buffers", "out_parts"):
             if getattr(self, name) < 1:
                 return f"{name} is {getattr(self, name)}, expected at least 1"
+        if self.pingpong and (self.math_groups != 2 or not self.persistent):
+            return "pingpong, expected False if there is one math group, operands are swapped or K is split"
         if self.out_parts > 1 and not self.persistent:
             return f"out_parts is {self.out_parts}, expected 1 if operands are swapped or K is split"
         if self.swap and self.owned * 8 * (self.rows + 4) * 4 > self.stages * self.stage_bytes:
@@ -182,6 +187,11 @@ class Variant:
     def straight(self) -> bool:
         """Whether the tensor cores add up all of K: fp8's sums are promoted every 128, and scaled there if need be."""
         return self.int8 or self.element_bytes == 2
+
+    @property
+    def whole_lines(self) -> bool:
+        """Whether rows of K begin where lines of memory do, if the first one does."""
+        return self.k * self.element_bytes % BLOCK_K == 0
 
     @property
     def k_blocks(self) -> int:
@@ -243,6 +253,8 @@ class Variant:
             return fault
         if self.grouping and config.split > 1:
             return f"split is {config.split}, expected 1 for groups"
+        if config.pingpong and (not self.straight or self.grouping == "list"):
+            return f"pingpong, expected False for {'a list' if self.grouping == 'list' else self.a_dtype}"
         if self.grouping == "list" and config.swap:
             return "swapped, expected operands as they are for a list"
         parts = self.out_parts(config)
@@ -289,11 +301,12 @@ def name(config: Config, variant: Variant) -> str:
     if variant.element_bytes == 2:
         kind = "".join("tn"[not turned] for turned in (variant.a_turned, variant.b_turned))
     type_name = variant.a_dtype if variant.straight else "fp8"
-    way = f"swap_split{config.split}" if config.swap else "rows" if config.split == 1 else f"rows_split{config.split}"
+    rows = "pingpong" if config.pingpong else "rows"
+    way = f"swap_split{config.split}" if config.swap else rows if config.split == 1 else f"rows_split{config.split}"
     if variant.batched:
         way = f"batch_{way}"
     if variant.grouping:
-        way = f"{variant.grouping}_{'swap' if config.swap else 'rows'}"
+        way = f"{variant.grouping}_{'swap' if config.swap else rows}"
     return f"omnigemm_sm90_{type_name}_{kind}_{way}_{config.tile_m}x{config.tile_n}"
 
 
@@ -356,6 +369,7 @@ def source(config: Config, variant: Variant) -> str:
         "SPLIT": config.split,
         "DEPTH": config.depth,
         "BAND": config.band,
+        "PINGPONG": int(config.pingpong),
         "OUT_BUFFERS": config.out_buffers,
         "OUT_PARTS": variant.out_parts(config),
         "BLOCKS_PER_SM": config.blocks_per_sm,

@@ -28,4 +28,10 @@ struct Position {
             phase ^= 1;
         }
     }
+    // Past stages that are another's.
+    __device__ __forceinline__ void skip(int count) {
+        const int all = stage + count;
+        stage = all % stages;
+        phase ^= all / stages % 2;
+    }
 };

@@ -166,14 +166,29 @@ struct Columns {
         }
     }
 
-    // The finished sum of a column of the tile: `eight` is a multiple of 8, known when compiling.
-    template <class Sum>
-    __device__ __forceinline__ float finish(Sum sum, const Row& row, int eight, int offset) const {
-        const int lane = eight % 32 + offset;
-        const float s = FINISH_SCALES ? __shfl_sync(~0u, scale[eight / 32], lane) : 1.0f;
-        const float b = HAS_BIAS ? __shfl_sync(~0u, bias[eight / 32], lane) : 0.0f;
-        const int t = HAS_ZERO ? __shfl_sync(~0u, total[eight / 32], lane) : 0;
-        return finished(sum, row, s, b, t);
+    // What belongs to two columns side by side.
+    struct Two {
+        float scale[2], bias[2];
+        int total[2];
+
+        template <class Sum>
+        __device__ __forceinline__ float finish(Sum sum, const Row& row, int which) const {
+            return finished(sum, row, scale[which], bias[which], total[which]);
+        }
+    };
+
+    // Of the columns at `offset` from `eight`, a multiple of 8 that is known when compiling. A shuffle for each: they
+    // are few that a multiprocessor does at a time, so one is for all rows of a thread.
+    __device__ __forceinline__ Two two(int eight, int offset) const {
+        Two found;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const int lane = eight % 32 + offset + i;
+            found.scale[i] = FINISH_SCALES ? __shfl_sync(~0u, scale[eight / 32], lane) : 1.0f;
+            found.bias[i] = HAS_BIAS ? __shfl_sync(~0u, bias[eight / 32], lane) : 0.0f;
+            found.total[i] = HAS_ZERO ? __shfl_sync(~0u, total[eight / 32], lane) : 0;
+        }
+        return found;
     }
 };
 

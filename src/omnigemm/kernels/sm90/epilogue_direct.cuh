@@ -52,8 +52,8 @@ struct Epilogue {
                         const int eight = 8 * (from + j), n = first + eight;
                         const Sum* v = sums[wave] + 4 * (from + j) + 2 * half;
                         // All lanes take part in the shuffles, also those with nothing to write.
-                        const float left = columns.finish(v[0], row, eight, offset);
-                        const float right = columns.finish(v[1], row, eight, offset + 1);
+                        const Columns::Two two = columns.two(eight, offset);
+                        const float left = two.finish(v[0], row, 0), right = two.finish(v[1], row, 1);
                         const float2 both =
                             make_float2(plus_c(left, arguments, tile, c[j].x), plus_c(right, arguments, tile, c[j].y));
                         if (mine && to) {

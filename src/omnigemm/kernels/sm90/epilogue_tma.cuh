@@ -77,12 +77,17 @@ struct Epilogue {
         for (int j = 0; j < PART_COLS / 16; ++j) {
             u32 packed[4];
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {  // 8 columns of one row, of the other, and the next 8
-                const int eight = from + 16 * j + i / 2 * 8, m = rows.m + i % 2 * 8, n = first_col + eight + offset;
-                const Sum* v = sums + eight / 2 + i % 2 * 2;
-                const float left = columns.finish(v[0], rows.of[i % 2], eight, offset);
-                const float right = columns.finish(v[1], rows.of[i % 2], eight, offset + 1);
-                packed[i] = pack_out(with_c(left, arguments, tile, m, n), with_c(right, arguments, tile, m, n + 1));
+            for (int far = 0; far < 2; ++far) {
+                const int eight = from + 16 * j + far * 8, n = first_col + eight + offset;
+                const Columns::Two two = columns.two(eight, offset);
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const int m = rows.m + half * 8;
+                    const Sum* v = sums + eight / 2 + half * 2;
+                    const float left = two.finish(v[0], rows.of[half], 0), right = two.finish(v[1], rows.of[half], 1);
+                    packed[2 * far + half] =
+                        pack_out(with_c(left, arguments, tile, m, n), with_c(right, arguments, tile, m, n + 1));
+                }
             }
             stmatrix_x4(buffer + place(row, 16 * j + lane / 16 * 8), packed[0], packed[1], packed[2], packed[3]);
         }
@@ -112,16 +117,19 @@ struct Epilogue {
                     }
             }
 #pragma unroll
-            for (int half = 0; half < 2; ++half)
+            for (int i = 0; i < 2; ++i) {
+                Columns::Two two[2];
 #pragma unroll
-                for (int i = 0; i < 2; ++i) {
+                for (int far = 0; far < 2; ++far) two[far] = columns.two(first + (i + 2 * far) * 8, offset);
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
                     float2 pair[2];
 #pragma unroll
                     for (int far = 0; far < 2; ++far) {
                         const int eight = i + 2 * far, col = first + eight * 8;
                         const Sum* v = sums + col / 2 + half * 2;
-                        pair[far].x = columns.finish(v[0], rows.of[half], col, offset);
-                        pair[far].y = columns.finish(v[1], rows.of[half], col, offset + 1);
+                        pair[far].x = two[far].finish(v[0], rows.of[half], 0);
+                        pair[far].y = two[far].finish(v[1], rows.of[half], 1);
                         if (rows.reads_c) {
                             pair[far].x = plus_c(pair[far].x, arguments, tile, c[half][eight].x);
                             pair[far].y = plus_c(pair[far].y, arguments, tile, c[half][eight].y);
@@ -136,6 +144,7 @@ struct Epilogue {
                         st_shared_v2(to, now.x, now.y);
                     }
                 }
+            }
         }
     }
 

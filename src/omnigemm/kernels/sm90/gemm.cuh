@@ -4,6 +4,8 @@
 // wgmma takes 64 rows of its left operand and any multiple of 8 of its right one. With many rows A is the left operand;
 // with few (SWAP) B is, so that 64 rows are never padding: a tile's rows are then rows of B and its columns rows of A.
 //
+// Two math groups multiply the rows of one tile between them, or (PINGPONG) have tiles of their own.
+//
 // A cluster of blocks works together in two ways. SHARE blocks have neighbouring tiles, and each loads its part of the
 // operand that they have in common for all of them. SPLIT blocks have the same tile and a part of K each.
 //
@@ -22,11 +24,12 @@
 constexpr int BLOCK_K = 128;                       // bytes: one swizzled row, and one block of scales
 constexpr int ELEMENTS = BLOCK_K / ELEMENT_BYTES;  // of K in a block
 constexpr int K_BLOCKS = (SHAPE_K + ELEMENTS - 1) / ELEMENTS;
-constexpr int TILE_ROWS = 64 * WAVES * MATH_GROUPS;
+constexpr int GROUPS_OF_TILE = PINGPONG ? 1 : MATH_GROUPS;  // that multiply it
+constexpr int TILE_ROWS = 64 * WAVES * GROUPS_OF_TILE;
 // From a math group's rows to the next one's, and from its first 64 to its next. In a group's last tile the rows that
 // are missing are the last ones, so there the math groups take turns, and have equally much to do.
-constexpr int GROUP_ROWS = GROUPED ? 64 : 64 * WAVES;
-constexpr int WAVE_ROWS = GROUPED ? 64 * MATH_GROUPS : 64;
+constexpr int GROUP_ROWS = PINGPONG ? 0 : GROUPED ? 64 : 64 * WAVES;
+constexpr int WAVE_ROWS = GROUPED ? 64 * GROUPS_OF_TILE : 64;
 constexpr int LEFT_BYTES = TILE_ROWS * BLOCK_K;
 constexpr int RIGHT_BYTES = TILE_COLS * BLOCK_K;
 constexpr int STAGE_BYTES = LEFT_BYTES + RIGHT_BYTES;
@@ -61,7 +64,8 @@ constexpr int MATH_REGISTERS = LOADER_REGISTERS == 40 ? 232 : LOADER_REGISTERS =
 // columns' in fours. Every read takes its time on the way to shared memory, which is also that of the operands.
 constexpr int ROWS_EACH = 2 * WAVES;  // of a thread: two of 16 in each wave
 __device__ __forceinline__ int left_place(int row) {
-    const int group = GROUPED ? row / GROUP_ROWS % MATH_GROUPS : row / GROUP_ROWS;
+    constexpr int each = GROUP_ROWS + PINGPONG;  // of which there are no scales
+    const int group = GROUPED ? row / each % MATH_GROUPS : row / each;
     const int warp = group * 4 + row % 64 / 16, wave = row / WAVE_ROWS % WAVES;
     return (warp * 8 + row % 8) * ROWS_EACH + wave * 2 + row / 8 % 2;
 }
@@ -320,7 +324,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
             prefetch_tensormap(&map_right);
             if (Epilogue::USES_MAP) prefetch_tensormap(&map_out);
         }
-        shared.ring->init(1 + SCALE_WARPS, 4 * MATH_GROUPS * SHARE);
+        shared.ring->init(1 + SCALE_WARPS, 4 * GROUPS_OF_TILE * SHARE);
         Epilogue::init(shared.arrived);
     }
     work.prepare(shared.arrived + 1, warp);
@@ -346,24 +350,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         const int row = group * GROUP_ROWS + warp % 4 * 16 + threadIdx.x % 32 / 4;
         Mainloop mainloop(shared.stages, group, row);
         Position<STAGES> at;
+        Turns turns(group);
         const TensorMap* out_map = &map_out;
         for (int index = work.first(); work.has(index); index = work.next(index)) {
             Place tile = work.tile(index);
+            if (!turns.take()) {
+                at.skip(work.blocks(tile));
+                continue;
+            }
             const int waves = work.waves(tile, group);
             if (waves == 0) {
+                turns.wait();
                 Mainloop::skip(shared.ring, at, work.blocks(tile), work.share_rank);
+                turns.pass();
                 work.leave();
                 continue;
             }
             Mainloop::Sums sums;
             if (WAVES == 1 || waves == WAVES)
-                mainloop.run<WAVES>(sums, shared.ring, at, shared.scales, tile, work.blocks(tile), work.share_rank);
+                mainloop.run<WAVES>(sums, shared.ring, at, shared.scales, tile, work.blocks(tile), work.share_rank,
+                                    turns);
             else
-                mainloop.run<1>(sums, shared.ring, at, shared.scales, tile, work.blocks(tile), work.share_rank);
+                mainloop.run<1>(sums, shared.ring, at, shared.scales, tile, work.blocks(tile), work.share_rank, turns);
             work.enter_out(tile, out_map, Epilogue::storing_thread());
             work.leave();
             Epilogue::store(sums, shared.out, shared.stages, shared.arrived, out_map, arguments, group, tile, row);
         }
+        turns.end();
         Epilogue::finish();
     }
     if constexpr (SHARE > 1) {  // nobody copies or signals here any more

@@ -1,6 +1,7 @@
 // What every mainloop has: where its operands lie in a stage, and how a stage is given back.
 #pragma once
 #include "common/pipeline.cuh"
+#include "sm90/turns.cuh"
 
 struct Operands {
     static constexpr int REGS = TILE_COLS / 2;  // of 64 rows by TILE_COLS columns, per thread

@@ -7,6 +7,7 @@ struct Mainloop : Operands {
     static constexpr int GROUP = TILE_COLS & -TILE_COLS & 127 ? TILE_COLS & -TILE_COLS : 128;
     static_assert(RIGHT_SCALE != PER_BLOCK || (TILE_COLS - GROUP <= 128), "a tile meets at most two blocks of scales");
     static_assert(DEPTH == 1 || WAVES == 1, "several blocks at a time for one wave only");
+    static_assert(!PINGPONG, "one group adds while the other multiplies: they need the same tile at the same time");
 
     using Sums = float[WAVES][REGS];
 
@@ -93,7 +94,7 @@ struct Mainloop : Operands {
     // The sums of a tile, or of its first waves: the others' are zero.
     template <int waves, class Ring, class At>
     __device__ __forceinline__ void run(Sums& sums, Ring* ring, At& at, const float* scales, const Tile& tile,
-                                        int blocks, int share_rank) {
+                                        int blocks, int share_rank, const Turns&) {
         part_at = 128 - tile.col * TILE_COLS % 128;
 #pragma unroll
         for (int wave = 0; wave < WAVES; ++wave)

@@ -29,13 +29,14 @@ struct Mainloop : Operands {
     // The sums of a tile, or of its first waves: the others' are zero.
     template <int waves, class Ring, class At>
     __device__ __forceinline__ void run(Sums& sums, Ring* ring, At& at, const float*, const Tile&, int blocks,
-                                        int share_rank) {
+                                        int share_rank, const Turns& turns) {
 #pragma unroll
         for (int wave = 0; wave < WAVES; ++wave)
 #pragma unroll
             for (int i = 0; i < REGS; ++i) sums[wave][i] = 0;
         At done = at;
         settle(sums);
+        turns.wait();
 #pragma unroll 1
         for (int i = 0; i < blocks; ++i) {
             mbarrier_wait(&ring->full[at.stage], at.phase);
@@ -54,6 +55,7 @@ struct Mainloop : Operands {
                 done.advance();
             }
         }
+        turns.pass();
         wgmma_wait_group<0>();
         settle(sums);
         for (int i = min(blocks, DEPTH); i > 0; --i) {

@@ -49,7 +49,7 @@ struct Place : Tile {
 };
 
 struct Work {
-    static_assert(SPLIT == 1 && !SWAP && !INT8, "what lists are made of");
+    static_assert(SPLIT == 1 && !SWAP && !PINGPONG && !INT8, "what lists are made of");
     static_assert(ELEMENT_BYTES == 2 || DEPTH == 1, "K ends at any block");
     static constexpr bool OWN_MAPS = true;
     static constexpr int first_block = 0;

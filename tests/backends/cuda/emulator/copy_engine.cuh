@@ -33,7 +33,6 @@ T __shfl_sync(u32, T value, int lane) {
     emulator::meet();
     return other;
 }
-inline void named_barrier_sync(int, int) { emulator::meet(); }
 inline void fence_proxy_async() {}
 
 inline u32 rounded_bf16(float value) {

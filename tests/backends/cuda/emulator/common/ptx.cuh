@@ -143,6 +143,18 @@ inline void mbarrier_wait(u64* at, u32 phase) {
     while (reinterpret_cast<volatile Barrier*>(at)->phase == phase) emulator::meet();
 }
 inline void fence_mbarrier_init() {}
+// Barriers with a number, of so many threads.
+static int named_arrived[16], named_rounds[16];
+inline void named_barrier_arrive(int id, int threads) {
+    if (++named_arrived[id] < threads) return;
+    named_arrived[id] = 0;
+    ++named_rounds[id];
+}
+inline void named_barrier_sync(int id, int threads) {
+    const int round = named_rounds[id];
+    named_barrier_arrive(id, threads);
+    while (*const_cast<volatile int*>(&named_rounds[id]) == round && !emulator::gave_up) emulator::meet();
+}
 inline u32 cluster_ctarank() { return 0; }
 u32 mapa(const void*, u32);
 void st_async(u32, int, u32);
