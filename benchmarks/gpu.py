@@ -27,9 +27,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from peers.cutlass_int8 import CutlassInt8
 
 ROOT = Path(__file__).resolve().parents[1]
 # N x K of the layers of a 7168-wide mixture-of-experts model.
@@ -198,7 +201,7 @@ def measure(op: str, m: int, n: int, k: int) -> dict[str, Any]:
     return measured(op, m, n, k, times, "fp8_gemm", GRANULARITIES[op])
 
 
-def measure_int8(m: int, n: int, k: int, cutlass: Path | None) -> dict[str, Any]:
+def measure_int8(m: int, n: int, k: int, cutlass: CutlassInt8 | None) -> dict[str, Any]:
     """cuBLASLt's product has neither scales nor a 16-bit result, and does not take 16 rows or fewer."""
     import torch
 
@@ -215,11 +218,8 @@ def measure_int8(m: int, n: int, k: int, cutlass: Path | None) -> dict[str, Any]
         "torch._int_mm (cuBLASLt), raw s32 out, no scales": lambda weight: torch._int_mm(a, weight.t())
     }
     if cutlass is not None:
-        from peers.cutlass_int8 import CutlassInt8
-
-        library = CutlassInt8(cutlass)
         configs: list[Callable[[Any], object]] = [
-            partial(library, i, a, a_scale=a_scale, b_scale=b_scale, out=out) for i in range(len(library.configs()))
+            partial(cutlass, i, a, a_scale=a_scale, b_scale=b_scale, out=out) for i in range(len(cutlass.configs()))
         ]
         here = {call: call for call in configs if graph.runs(call, weights[0])}
         sifted = graph.in_turns(here, weights, SIFT_SECONDS, SIFT_REPLAYS)
@@ -298,7 +298,12 @@ def main(
     ] = None,
     rows_only: Annotated[bool, typer.Option(help="Measure without running the tests; writes no record.")] = False,
     cutlass: Annotated[
-        Path | None, typer.Option(help="The library that benchmarks/peers/build.py makes, to measure int8 beside it.")
+        Path | None,
+        typer.Option(
+            exists=True,  # found out before the tests have run
+            dir_okay=False,
+            help="The library that benchmarks/peers/build.py makes, to measure int8 beside it.",
+        ),
     ] = None,
     deep_gemm_groups: Annotated[bool, typer.Option(help="DeepGEMM for groups too: ten seconds for each shape.")] = True,
     seconds: Annotated[float, typer.Option(help="Measure nothing further after so long.")] = math.inf,
@@ -362,8 +367,11 @@ def main(
             yield row
 
     def int8() -> Iterator[dict[str, Any]]:
+        from peers.cutlass_int8 import CutlassInt8
+
+        peer = None if cutlass is None else CutlassInt8(cutlass)
         for shape in track(INT8_SHAPES, "measuring int8"):
-            row = measure_int8(*shape, cutlass)
+            row = measure_int8(*shape, peer)
             print("int8", row["shape"], row["us"], row["floor_us"], row["peers"], flush=True)
             yield row
 

@@ -54,9 +54,10 @@ class CutlassInt8:
         for name, (tensor, shape, dtype) in expected.items():
             # Scales may come as [M, 1] or [1, N]: the memory is the same.
             if tensor.dtype != dtype or tensor.squeeze().shape != torch.Size(s for s in shape if s != 1):
-                raise ValueError(f"{name}: expected {dtype} of {shape}, got {tensor.dtype} of {tuple(tensor.shape)}")
+                raise ValueError(f"{name} is {tensor.dtype} of {tuple(tensor.shape)}, expected {dtype} of {shape}")
             if not tensor.is_contiguous() or tensor.device != a.device:
-                raise ValueError(f"{name}: expected a contiguous tensor on {a.device}")
+                lies = f"on {tensor.device} with strides {tensor.stride()}"
+                raise ValueError(f"{name} is {lies}, expected a contiguous tensor on {a.device}")
         workspace = self._workspace(config, m, n, k, a.device)
         status = self._launch(
             config,
@@ -73,6 +74,6 @@ class CutlassInt8:
         if key not in self._workspaces:
             size = self._workspace_bytes(config, m, n, k)
             if size < 0:
-                raise ValueError(f"config: expected 0 to {len(self._names) - 1}, got {config}")
+                raise ValueError(f"config is {config}, expected 0 to {len(self._names) - 1}")
             self._workspaces[key] = torch.empty(size, dtype=torch.uint8, device=device)
         return self._workspaces[key]

@@ -50,8 +50,8 @@ def in_turns(
     replays: int = REPLAYS,
 ) -> dict[Name, float]:
     """Time each contender's `call(copy)`: all are captured first, then replayed one after the other, forth and back:
-    at the chip's power limit, who comes after a kernel that left it some rest has an advantage, and so everyone has to
-    come after everyone as often."""
+    at the chip's power limit, who comes after a kernel that left it some rest has an advantage. With an even number of
+    replays each comes after either of its neighbours as often."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
