@@ -2,10 +2,12 @@
 
     python benchmarks/gpu.py
     python benchmarks/gpu.py --out /tmp/records --op fp8_block
+    python benchmarks/gpu.py --compile-only h200    # without a GPU: what would be compiled, into the kernel cache
 
 Weights are stated to be constant, as they are in a model (`omnigemm.settings(constant_weights=True)`): `us` of a row is
-that. With few rows, `us_any_weights` is the time without that statement. Peers are torch's own products and, where it
-can be imported, deep_gemm; for int8 also CUTLASS, from the library that benchmarks/peers/build.py makes (--cutlass).
+that. With few rows, `us_any_weights` is the time without that statement. Peers are torch's own products;
+deep_gemm, if it can be imported (--peer deep_gemm asks that it can; peers/warm_deep_gemm.py compiles its kernels side
+by side); for int8 also CUTLASS, from the library that peers/build.py makes (--cutlass).
 The rows of gemm come from benchmarks/gemm.py, the quantisers' from benchmarks/quant.py, those of groups from
 benchmarks/groups.py.
 """
@@ -33,6 +35,10 @@ import typer
 
 if TYPE_CHECKING:
     from peers.cutlass_int8 import CutlassInt8
+
+    from omnigemm.backends.cuda.gpu import Gpu
+    from omnigemm.backends.cuda.jit import KernelSpec, Result
+    from omnigemm.core.problem import Problem
 
 ROOT = Path(__file__).resolve().parents[1]
 # N x K of the layers of a 7168-wide mixture-of-experts model.
@@ -160,6 +166,17 @@ def deep_gemm_name() -> str:
     return "DeepGEMM"
 
 
+def peers_missing(names: Iterable[str]) -> str:
+    """Which of these modules cannot be imported and why, in words; nothing if all can."""
+    found = []
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # whatever a module may do when it is imported
+            found.append(f"{name} cannot be imported: {error}")
+    return "; ".join(found)
+
+
 def timed(
     m: int, ours: Callable[[Any], object], peers: dict[str, Callable[[Any], object]], weights: list[Any]
 ) -> dict[str, Any]:
@@ -228,27 +245,60 @@ def measure_int8(m: int, n: int, k: int, cutlass: CutlassInt8 | None) -> dict[st
     return measured("int8", m, n, k, times, "int8_gemm")
 
 
-def compile_all(ops: Sequence[str]) -> dict[str, float]:
-    """Compile what will be measured, side by side; seconds of those that took longest, so and by themselves."""
-    import omnigemm
-    from omnigemm.backends.cuda import CudaBackend, gpu, jit
+def problems(ops: Sequence[str]) -> Iterator[Problem]:
+    """All that is measured of products, of fp8's single ones those of some granularities."""
+    import gemm
+    import groups
+    import k_groups
+    import lists
+
     from omnigemm.core.problem import describe
 
-    backend = CudaBackend()
-    specs: set[jit.KernelSpec] = set()
-    for (m, n, k), op, constant in itertools.product(SHAPES, ops, (False, True)):
-        with omnigemm.settings(constant_weights=constant):
-            specs.update(backend.specs(describe("fp8_gemm", m=m, n=n, k=k, granularity=GRANULARITIES[op]), gpu.of(0)))
-    for (m, n, k), constant in itertools.product(INT8_SHAPES, (False, True)):
-        with omnigemm.settings(constant_weights=constant):
-            specs.update(backend.specs(describe("int8_gemm", m=m, n=n, k=k), gpu.of(0)))
-    import gemm
-
-    for name, constant in itertools.product(("bf16", "fp16"), (False, True)):
+    for (m, n, k), op in itertools.product(SHAPES, ops):
+        yield describe("fp8_gemm", m=m, n=n, k=k, granularity=GRANULARITIES[op])
+    for m, n, k in INT8_SHAPES:
+        yield describe("int8_gemm", m=m, n=n, k=k)
+    for name in ("bf16", "fp16"):
         for m, n, k in gemm.SHAPES[f"gemm_{name}"]:
-            with omnigemm.settings(constant_weights=constant):
-                specs.update(backend.specs(describe("gemm", m=m, n=n, k=k, dtype=name, b_layout="col"), gpu.of(0)))
-    slowest = sorted(jit.warm(specs), key=lambda one: one.seconds)[-SLOWEST:]
+            yield describe("gemm", m=m, n=n, k=k, dtype=name, b_layout="col")
+    for batch, m, n, k in gemm.HEADS:
+        yield describe("gemm", batch=batch, m=m, n=n, k=k, dtype="bf16", b_layout="col")
+    for module in (groups, k_groups, lists):
+        yield from module.problems()
+
+
+def specs(ops: Sequence[str], which: Gpu) -> set[KernelSpec]:
+    """The kernels of all that, with constant weights and without."""
+    import omnigemm
+    from omnigemm.backends.cuda import CudaBackend
+
+    found: set[KernelSpec] = set()
+    for one, constant in itertools.product(problems(ops), (False, True)):
+        with omnigemm.settings(constant_weights=constant):
+            found.update(CudaBackend().specs(one, which))
+    return found
+
+
+def compiled(wanted: set[KernelSpec]) -> list[Result]:
+    """Side by side; an error in any of them ends the program."""
+    from rich.progress import Progress
+
+    from omnigemm.backends.cuda import jit
+
+    with Progress() as progress:
+        task = progress.add_task("compiling", total=len(wanted))
+        results = list(jit.warm(wanted, progress=lambda _: progress.advance(task)))
+    for one in results:
+        if one.error is not None:
+            sys.exit(f"benchmarks/gpu.py: {one.spec.name}: {one.error}")
+    return results
+
+
+def compile_all(ops: Sequence[str]) -> dict[str, float]:
+    """Compile what will be measured, side by side; seconds of those that took longest, so and by themselves."""
+    from omnigemm.backends.cuda import gpu
+
+    slowest = sorted(compiled(specs(ops, gpu.of(0))), key=lambda one: one.seconds)[-SLOWEST:]
     alone = max(seconds_alone(one.spec) for one in slowest)
     return {"side by side": round(slowest[-1].seconds, 2), f"alone, longest of {SLOWEST}": round(alone, 2)}
 
@@ -305,6 +355,10 @@ def main(
             help="The library that benchmarks/peers/build.py makes, to measure int8 beside it.",
         ),
     ] = None,
+    peer: Annotated[list[str] | None, typer.Option(help="A module that must be there to be measured beside.")] = None,
+    compile_only: Annotated[
+        str | None, typer.Option(help="Compile what is measured, for a GPU that need not be here (h200), and stop.")
+    ] = None,
     deep_gemm_groups: Annotated[bool, typer.Option(help="DeepGEMM for groups too: ten seconds for each shape.")] = True,
     seconds: Annotated[float, typer.Option(help="Measure nothing further after so long.")] = math.inf,
     keep: Annotated[
@@ -321,8 +375,20 @@ def main(
     for name, given, known in (("part", parts, PARTS), ("op", ops, tuple(GRANULARITIES))):
         if not set(given) <= set(known):
             sys.exit(f"benchmarks/gpu.py: --{name} is {' '.join(given)}, expected some of {', '.join(known)}")
+    if compile_only is not None:
+        from omnigemm.backends.cuda.gpu import KNOWN
+
+        if compile_only not in KNOWN:
+            sys.exit(f"benchmarks/gpu.py: --compile-only is {compile_only}, expected one of {', '.join(KNOWN)}")
+        print(f"{len(compiled(specs(ops, KNOWN[compile_only])))} kernels are ready")
+        return
+    missing = peers_missing(peer or ())
+    if missing:
+        sys.exit(f"benchmarks/gpu.py: --peer: {missing}")
     if not torch.cuda.is_available():
         sys.exit("benchmarks/gpu.py: there is no NVIDIA GPU on this machine")
+    left_out = peers_missing(["deep_gemm"])
+    print(f"left out: {left_out}" if left_out else "deep_gemm is measured, too", flush=True)
     import gemm
     import groups
     import k_groups

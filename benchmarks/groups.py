@@ -86,6 +86,14 @@ def problem(op: str, shape: Shape) -> Problem:
     )
 
 
+def cases(only: str = "") -> Iterator[tuple[str, Shape]]:
+    return ((op, shape) for op, shapes in SHAPES.items() if only in op for shape in shapes)
+
+
+def problems() -> Iterator[Problem]:
+    return (problem(*one) for one in cases())
+
+
 def slab(counts: list[int]) -> int:
     """Rows of a slab: whole tiles, as peers want them."""
     return -(-max(counts) // _PAD) * _PAD
@@ -212,7 +220,7 @@ def rows(only: str = "", deep_gemm: str = "DeepGEMM") -> Iterator[dict[str, Any]
     """Without a name for it, DeepGEMM is left out: it compiles every shape by nvcc, for some ten seconds."""
     from omnigemm.backends.cuda import CudaBackend, gpu, jit
 
-    wanted = [(op, shape) for op, shapes in SHAPES.items() if only in op for shape in shapes]
+    wanted = list(cases(only))
     jit.warm({spec for one in wanted for spec in CudaBackend().specs(problem(*one), gpu.of(0))})
     for op, shape in wanted:
         found = measure(op, shape, deep_gemm)

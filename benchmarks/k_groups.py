@@ -55,6 +55,10 @@ def problem(op: str, shape: Shape) -> Problem:
     return describe("grouped_gemm_k_contiguous", m=m, n=n, k=sum(counts(op, shape)), groups=count, **OPS[op][0])
 
 
+def problems() -> Iterator[Problem]:
+    return (problem(op, shape) for op in OPS for shape in SHAPES)
+
+
 def floor_us(described: Problem) -> float:
     """What an H200's memory (4.6 TB/s read) and tensor cores (1580 TFLOP/s in fp8, half in 16 bits) allow."""
     m, n, k, size = described.m, described.n, described.k, 1 if described.a_dtype == "e4m3" else 2

@@ -14,6 +14,7 @@ import json
 import random
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from omnigemm.bench import graph
 from omnigemm.core.problem import Problem, describe
 
 GROUPS = (10, 50, 200, 500)
+LAYOUTS = ("col", "row")
 OP = "grouped_list_bf16"
 METHOD = (
     "M, N, K of each product multiples of 8 from 64 to 8192 at random, K of B innermost unless the shape says [K, N]; "
@@ -43,6 +45,10 @@ def shapes(count: int, low: int = 64, high: int = 8192) -> list[Shape]:
 
 def problem(sizes: list[Shape], layout: str) -> Problem:
     return describe("grouped_gemm", m=0, n=0, k=0, shapes=sizes, dtype="bf16", b_layout=layout)
+
+
+def problems(groups: Sequence[int] = GROUPS, layouts: Sequence[str] = LAYOUTS) -> list[Problem]:
+    return [problem(shapes(count), layout) for layout in layouts for count in groups]
 
 
 def values(rows: int, columns: int) -> Tensor:
@@ -106,14 +112,12 @@ def measure(count: int, layout: str) -> dict[str, Any]:
     }
 
 
-def rows(groups: tuple[int, ...] = GROUPS, layouts: tuple[str, ...] = ("col", "row")) -> list[dict[str, Any]]:
+def rows(groups: Sequence[int] = GROUPS, layouts: Sequence[str] = LAYOUTS) -> list[dict[str, Any]]:
     from omnigemm.backends.cuda import CudaBackend, gpu, jit
 
-    wanted = [(count, layout) for layout in layouts for count in groups]
-    problems = [problem(shapes(count), layout) for count, layout in wanted]
-    jit.warm({spec for one in problems for spec in CudaBackend().specs(one, gpu.of(0))})
+    jit.warm({spec for one in problems(groups, layouts) for spec in CudaBackend().specs(one, gpu.of(0))})
     found = []
-    for count, layout in wanted:
+    for count, layout in ((count, layout) for layout in layouts for count in groups):
         one = measure(count, layout)
         dense = one["peers"]["one dense torch.mm"]
         print(one["shape"], one["us"], f"{one['us'] / dense:.3f} of dense", one["peers"], one["host_us"], flush=True)

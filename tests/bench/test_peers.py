@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from omnigemm.backends.cuda.gpu import KNOWN
+
 PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
 BUILD = runpy.run_path(str(PEERS / "build.py"))
 
@@ -41,3 +43,41 @@ def test_a_compiler_that_fails_is_reported(tmp_path: Path, nvcc: str) -> None:
     assert nvcc in run.stderr
     assert "Traceback" not in run.stderr
     assert not (tmp_path / "lib.so").exists()
+
+
+BENCHMARKS = PEERS.parent
+
+
+def gpu(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(BENCHMARKS / "gpu.py"), *map(str, words)], capture_output=True, text=True, timeout=120
+    )
+
+
+def test_a_peer_that_must_be_there_is_missed_before_anything_runs() -> None:
+    run = gpu("--peer", "no_such_peer")
+    assert run.returncode == 1
+    assert run.stderr.strip().endswith("--peer: no_such_peer cannot be imported: No module named 'no_such_peer'")
+
+
+def test_a_gpu_that_nobody_knows_is_named() -> None:
+    run = gpu("--compile-only", "h2000")
+    assert run.returncode == 1
+    assert "--compile-only is h2000, expected one of h200, h100" in run.stderr
+
+
+def test_what_is_measured_has_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As --compile-only finds them: of every kind, with constant weights and without."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    for name in ("gemm", "groups", "k_groups", "lists"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    found = {one.name for one in runpy.run_path(str(BENCHMARKS / "gpu.py"))["specs"](["fp8_block"], KNOWN["h200"])}
+    for part in ("fp8_block_", "int8_token_", "bf16_nn_", "fp16_nn_", "batch_", "masked_", "contiguous_", "list_"):
+        assert any(part in name for name in found), part
+    assert not any("fp8_token_swap_split" in name for name in found)
+
+
+def test_deep_gemm_is_asked_for_before_processes_start() -> None:
+    run = subprocess.run([sys.executable, str(PEERS / "warm_deep_gemm.py")], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 1
+    assert "deep_gemm cannot be imported: " in run.stderr
