@@ -25,7 +25,7 @@ OPS = {"contiguous": "grouped_gemm_contiguous", "masked": "grouped_gemm_masked"}
 PINGPONG = sm90.Config(False, 2, 2, 128, 5, right_share=2, out_buffers=2, out_parts=2, pingpong=True)
 # One of each kind: both orientations, one and two warpgroups and waves, every depth, clusters that share.
 CONFIGS = {
-    "swap 8": sm90.Config(True, 1, 1, 8, 6, depth=4, blocks_per_sm=3),
+    "swap 8": sm90.Config(True, 1, 1, 8, 6, depth=4, blocks_per_sm=3, fetch=128),
     "swap 16": sm90.Config(True, 1, 1, 16, 8, depth=4, blocks_per_sm=2),
     "swap 24": sm90.Config(True, 1, 1, 24, 8, depth=2),
     "swap 32x128": sm90.Config(True, 2, 1, 32, 6, depth=4),

@@ -24,7 +24,7 @@ CONFIGS = {
     "rows 64x96": sm90.Config(False, 1, 1, 96, 4, blocks_per_sm=2),
     "rows 128x256 shared": sm90.Config(False, 2, 1, 256, 3, right_share=2),
     "rows 128x256 in parts": sm90.Config(False, 2, 1, 256, 4, right_share=2, out_buffers=2, out_parts=4),
-    "rows 128x192": sm90.Config(False, 2, 1, 192, 3),
+    "rows 128x192": sm90.Config(False, 2, 1, 192, 3, fetch=128),
     "rows 256x128 shared": sm90.Config(False, 2, 2, 128, 3, left_share=2, out_buffers=2),
     "pingpong 128x128 shared": sm90.Config(
         False, 2, 2, 128, 5, right_share=2, out_buffers=2, out_parts=2, pingpong=True

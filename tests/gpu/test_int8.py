@@ -25,6 +25,7 @@ CONFIGS = {
         False, 2, 2, 128, 5, left_share=2, out_buffers=2, out_parts=2, pingpong=True
     ),
     "pingpong 64x256": sm90.Config(False, 2, 1, 256, 4, right_share=2, out_parts=4, pingpong=True),
+    "pingpong 128x80": sm90.Config(False, 2, 2, 80, 7, band=16, pingpong=True, fetch=128),
     "rows 64x48 split 3": sm90.Config(False, 1, 1, 48, 6, split=3, depth=2, blocks_per_sm=2),
     "rows 128x64 split 2": sm90.Config(False, 2, 1, 64, 6, split=2),
     "rows 128x80 split 4": sm90.Config(False, 2, 1, 80, 5, split=4, depth=2),

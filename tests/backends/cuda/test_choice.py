@@ -169,6 +169,17 @@ def test_few_rows_swap_and_many_do_not() -> None:
     assert not choices(variant(4096, 7168), 4096, STRANGER)[0].config.swap
 
 
+def test_what_l2_takes_at_a_time_goes_with_what_is_on_its_way() -> None:
+    seen = set()
+    for m, (n, k) in itertools.product((1, 16, 64, 4096), ((4096, 7168), (576, 7168), (32768, 512))):
+        for one in choice.modelled(variant(n, k), m, STRANGER):
+            config = one.config
+            many = config.swap and (config.split == 1 or config.stages >= 8)
+            assert config.fetch == (128 if many else 256)
+            seen.add((config.swap, config.split > 1, config.fetch))
+    assert seen == {(False, False, 256), (False, True, 256), (True, False, 128), (True, True, 128), (True, True, 256)}
+
+
 @pytest.mark.parametrize("blocks_per_sm", [1, 2, 3])
 @pytest.mark.parametrize("kinds", KINDS, ids="-".join)
 def test_deepest_fills_shared_memory_and_no_more(kinds: tuple[str, str], blocks_per_sm: int) -> None:

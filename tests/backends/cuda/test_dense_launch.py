@@ -227,3 +227,17 @@ def test_rows_of_16_bit_results_must_not() -> None:
     run(aligned(4, 257, dtype=torch.bfloat16)[:, :256], a, b, None, 1.0, 0.0)
     only_launch()
     assert Launcher.made[-1][2] == Matrix(256, 4, 2, 512, (64, 64))  # of a copy
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("fetch", sm90.FETCHES)
+@pytest.mark.parametrize("config", [PLAIN, SWAPPED], ids=["plain", "swapped"])
+def test_operands_are_fetched_as_the_config_says(config: Config, fetch: int) -> None:
+    config = dataclasses.replace(config, fetch=fetch)
+    out, *operands = fp8_operands()
+    one_product(config).bind(out, *operands, None)
+    assert [one.fetch for one in Launcher.made[-1][:2]] == [fetch, fetch]
+    a, b = aligned(4, 256, dtype=torch.bfloat16), aligned(256, 256, dtype=torch.bfloat16)
+    problem = describe("gemm", m=4, n=256, k=256, dtype="bf16", b_layout="col")
+    gemm.Gemm(problem, config, 0, 132).bind(out, a, b.t(), None, 1.0, 0.0)
+    assert [one.fetch for one in Launcher.made[-1][:2]] == [fetch, fetch]

@@ -109,6 +109,15 @@ def test_few_rows_swap_operands_and_many_do_not(dtype: str, granularity: str | N
         assert first.choice.config.swap == (rows < 64)
 
 
+@pytest.mark.parametrize(
+    ("rows", "k", "fetch"), [(1, 2048, 128), (4, 7168, 128), (16, 2048, 256), (20, 7168, 128), (192, 7168, 256)]
+)
+def test_what_l2_takes_at_a_time_is_what_a_sweep_found_fast(rows: int, k: int, fetch: int) -> None:
+    (first, *_) = groups.kernels(problem("masked", 64, rows, 4096, k), H200)
+    assert isinstance(first, groups.Sm90Groups)
+    assert first.choice.config.fetch == fetch
+
+
 def test_what_is_expected_of_masked_groups_decides() -> None:
     one = problem("masked", 32, 4, 4096, 4096)
     assert "for 4 rows in a group" in str(explain_on(one, H200))

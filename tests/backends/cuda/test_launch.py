@@ -11,9 +11,11 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+from cuda.bindings import driver as driver_module
 
 from omnigemm.backends.cuda import launch
 from omnigemm.backends.cuda.launch import Launcher, Matrix
+from omnigemm.backends.cuda.sm90 import FETCHES
 from omnigemm.core.errors import DeviceError
 
 
@@ -159,3 +161,14 @@ def test_results_of_4_bytes_are_floats_to_the_copy_engine(
     given = driver.cuTensorMapEncodeTiled.call_args.args
     assert given[0] is getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{kind}")
     assert given[8] is driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B
+
+
+@pytest.mark.parametrize("fetch", FETCHES)
+def test_what_l2_takes_from_memory_at_a_time(monkeypatch: pytest.MonkeyPatch, fetch: int) -> None:
+    driver = MagicMock()
+    monkeypatch.setattr(launch, "bindings", lambda: driver)
+    monkeypatch.setattr(launch, "checked", lambda answer, what: answer)
+    Matrix(256, 64, 1, 256, (128, 64), fetch=fetch).encode(4096)
+    name = f"CU_TENSOR_MAP_L2_PROMOTION_L2_{fetch}B"
+    assert driver.cuTensorMapEncodeTiled.call_args.args[9] is getattr(driver.CUtensorMapL2promotion, name)
+    assert hasattr(driver_module.CUtensorMapL2promotion, name)

@@ -62,8 +62,9 @@ FAULTS = {
     "out_parts is 4, expected 1 if operands are swapped or K is split": Config(
         False, 2, 1, 40, 4, split=5, out_parts=4
     ),
-    "pingpong, expected False if there is one math group": Config(False, 1, 2, 128, 4, pingpong=True),
-    "pingpong, expected False if there is one math group, operands are swapped or K is split": Config(
+    "fetch is 64, expected 128 or 256": Config(False, 2, 1, 128, 4, fetch=64),
+    "pingpong is True, expected False if there is one math group": Config(False, 1, 2, 128, 4, pingpong=True),
+    "pingpong is True, expected False if there is one math group, operands are swapped or K is split": Config(
         False, 2, 1, 64, 4, split=2, pingpong=True
     ),
     "the cluster has 16 blocks": Config(True, 1, 1, 32, 8, right_share=4, split=4),
@@ -129,13 +130,13 @@ LIMITS: list[tuple[str, Config, Variant, Variant]] = [
         variant(out_by_tma=False),
     ),
     (
-        "pingpong, expected False for e4m3",
+        "pingpong is True, expected False for e4m3",
         Config(False, 2, 1, 128, 5, pingpong=True),
         variant(),
         variant(TOKEN, **_INT8),
     ),
     (
-        "pingpong, expected False for a list",
+        "pingpong is True, expected False for a list",
         Config(False, 2, 1, 128, 5, pingpong=True),
         variant(NO_SCALES, grouping="list", **_BF16),
         variant(NO_SCALES, **_BF16),
@@ -240,6 +241,7 @@ def test_words_tell_configs_apart() -> None:
         assert len(set(told)) == len(set(tried))
     assert "4 blocks of K multiplied together" in dataclasses.replace(SWAPPED, depth=4).words
     assert not [word for word in SWAPPED.words if "multiplied" in word]
+    assert {*dataclasses.replace(SWAPPED, fetch=128).words} - {*SWAPPED.words} == {"memory read block by block"}
 
 
 def test_names_tell_kernels_apart() -> None:
@@ -298,7 +300,9 @@ def test_whatever_differs_makes_another_source() -> None:
         return text.replace(named, "")  # the name is for people and does not make kernels differ
 
     base = Config(False, 1, 1, 128, 3)
-    assert set(CONFIG_CHANGES) == {field.name for field in dataclasses.fields(Config)}
+    # What L2 takes from memory at a time is said by the launch, and not compiled in.
+    assert {*CONFIG_CHANGES, "fetch"} == {field.name for field in dataclasses.fields(Config)}
+    assert sm90.source(dataclasses.replace(base, fetch=128), variant()) == sm90.source(base, variant())
     assert set(VARIANT_CHANGES) == {field.name for field in dataclasses.fields(Variant)}
     for field, value in CONFIG_CHANGES.items():
         start = dataclasses.replace(base, swap=field == "split")

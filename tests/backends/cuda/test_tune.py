@@ -15,7 +15,7 @@ import torch
 import omnigemm
 from omnigemm.backends.cuda import CudaBackend, choice, dense, measured, tune
 from omnigemm.backends.cuda.gpu import KNOWN
-from omnigemm.backends.cuda.sm90 import Config
+from omnigemm.backends.cuda.sm90 import FETCHES, Config
 from omnigemm.bench import graph
 from omnigemm.core.dispatch import Support
 from omnigemm.core.errors import CompileError, DeviceError, ShapeError, UnsupportedError
@@ -240,6 +240,8 @@ def test_fewer_stages_are_tried_for_few_rows(monkeypatch: pytest.MonkeyPatch) ->
         assert set(found.tried) <= set(checked)
         assert (len(checked) > len(found.tried)) == fewer
         assert (found.best()[0].stages < min(one.stages for one in found.tried)) == fewer
+        fastest = min(checked, key=lambda one: one.stages)
+        assert (dataclasses.replace(fastest, fetch=sum(FETCHES) - fastest.fetch) in checked) == fewer
         assert all(dense.variant_of(found.problem).fault(one) is None for one in checked)
 
 

@@ -80,7 +80,8 @@ static void kernel() {
                     const int n = col * TILE_COLS + i / 4 * 8 + lane % 4 * 2 + i % 2;
                     sums[wave][i] = m < given.shape_m && n < columns ? products[m * columns + n] : 1e30f;
                 }
-            Epilogue::store(sums, shared, nullptr, nullptr, &map, given, group, tile, first);
+            const Epilogue::Ahead ahead(given, tile, first);
+            Epilogue::store(sums, ahead, shared, nullptr, nullptr, &map, given, group, tile, first);
         }
     Epilogue::finish();
 }

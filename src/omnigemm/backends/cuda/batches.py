@@ -54,8 +54,8 @@ class Stack:
             return None
         return cls(x.size(-2), x.size(-1), size, pitch, x.size(0) if each else 1, step)
 
-    def matrix(self, box: tuple[int, int]) -> Matrix:
-        return Matrix(self.columns, self.rows, self.element_bytes, self.pitch, box, self.count, self.step)
+    def matrix(self, box: tuple[int, int], fetch: int = 256) -> Matrix:
+        return Matrix(self.columns, self.rows, self.element_bytes, self.pitch, box, self.count, self.step, fetch)
 
 
 class Prepared(NamedTuple):
@@ -117,7 +117,8 @@ class Batch:
             return None
         rows = config.rows // config.left_share, config.cols // config.right_share
         a_rows, b_rows = reversed(rows) if config.swap else rows
-        maps = left.matrix(self._box(variant.a_turned, a_rows)), right.matrix(self._box(variant.b_turned, b_rows))
+        boxes = self._box(variant.a_turned, a_rows), self._box(variant.b_turned, b_rows)
+        maps = left.matrix(boxes[0], config.fetch), right.matrix(boxes[1], config.fetch)
         store = target.matrix((variant.slab(config), 64)) if by_tma else None
         launcher = Launcher(
             self._loaded.kernel,

@@ -8,12 +8,13 @@ from functools import lru_cache
 
 from .gpu import Gpu
 from .measured import table
-from .sm90 import BLOCK_K, SHARED_BYTES, SHARED_PER_SM, Config, Variant
+from .sm90 import BLOCK_K, FETCHES, SHARED_BYTES, SHARED_PER_SM, Config, Variant
 
 RUNNERS_UP = 3  # that explain shows besides the choice
 _EARLY_ROWS = 32
 _TABLE_ROWS = 128  # from 33 to so many rows the table's entries hold for the number that was measured alone
 _CALM = 150_000  # bytes on their way to a multiprocessor: with more, few rows were often slower
+_MANY_STAGES = 8  # of a split K, from which on it is better if L2 takes only what is asked for
 _SWAP_ROWS = 256  # up to which all rows of A can be the columns of one block
 _COLUMNS = (32, 48, 64, 80, 96, 112, 128, 144, 160, 192, 256)
 _MORE_COLUMNS = (176, 208, 224)  # that have the registers for it if there are no products besides the sums
@@ -129,10 +130,17 @@ def _staged(config: Config, variant: Variant, m: int) -> Iterator[Config]:
     whole = deepest(config, variant)
     calm = _CALM // (config.blocks_per_sm * config.stage_bytes)
     if m <= _SWAP_ROWS and 2 * config.depth <= calm < whole.stages:
-        yield dataclasses.replace(whole, stages=calm)
+        yield _fetched(dataclasses.replace(whole, stages=calm))
     # Sums of many tokens need more room than the stages of a short K would take.
     fits = variant.fault(whole) is None
-    yield whole if fits else dataclasses.replace(whole, stages=max(whole.stages, 4))
+    yield _fetched(whole if fits else dataclasses.replace(whole, stages=max(whole.stages, 4)))
+
+
+def _fetched(config: Config) -> Config:
+    """With what L2 should take from memory at a time. The next block's half comes too early where many stages are on
+    their way; with few of them it is one more, and with operands as they are neither was ahead."""
+    alone = config.swap and (config.split == 1 or config.stages >= _MANY_STAGES)
+    return dataclasses.replace(config, fetch=min(FETCHES) if alone else max(FETCHES))
 
 
 def token_width(m: int, share: int = 1) -> int:

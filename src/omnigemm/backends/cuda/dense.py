@@ -195,8 +195,9 @@ class Launch:
             return None
         rows = {"left": config.rows // config.left_share, "right": config.cols // config.right_share}
         a_side, b_side = ("right", "left") if config.swap else ("left", "right")
-        left = Matrix(self._k, self._m, 1, pitches[0] or 0, (sm90.BLOCK_K, rows[a_side]))
-        right = Matrix(self._k, self._n, 1, pitches[1] or 0, (sm90.BLOCK_K, rows[b_side]))
+        boxes = {side: (sm90.BLOCK_K, count) for side, count in rows.items()}
+        left = Matrix(self._k, self._m, 1, pitches[0] or 0, boxes[a_side], fetch=config.fetch)
+        right = Matrix(self._k, self._n, 1, pitches[1] or 0, boxes[b_side], fetch=config.fetch)
         store = stored(out, variant, config)
         return Launcher(
             self._loaded.kernel,

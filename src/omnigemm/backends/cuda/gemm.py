@@ -85,8 +85,8 @@ class Gemm:
         config, variant = self._config, self._variant
         rows = {"left": config.rows // config.left_share, "right": config.cols // config.right_share}
         a_side, b_side = ("right", "left") if config.swap else ("left", "right")
-        left = _operand(a, variant.a_turned, rows[a_side])
-        right = _operand(b.t(), variant.b_turned, rows[b_side])
+        left = _operand(a, variant.a_turned, rows[a_side], config.fetch)
+        right = _operand(b.t(), variant.b_turned, rows[b_side], config.fetch)
         step = dense.pitch(out, straight=variant.needs_whole_rows(config))
         if left is None or right is None or step is None:
             return None
@@ -125,14 +125,14 @@ def as_lines(x: Tensor, turned: bool) -> Tensor:
     return x.mT if turned else x
 
 
-def _operand(x: Tensor, turned: bool, rows: int) -> Matrix | None:
+def _operand(x: Tensor, turned: bool, rows: int, fetch: int) -> Matrix | None:
     """[rows of the operand, K] as the copy engine sees it; None where it cannot address it."""
     lines = as_lines(x, turned)
     step = dense.pitch(lines)
     if step is None:
         return None
     box = (sm90.SLAB, sm90.SLAB) if turned else (sm90.BLOCK_K // 2, rows)
-    return Matrix(lines.size(1), lines.size(0), 2, step, box)
+    return Matrix(lines.size(1), lines.size(0), 2, step, box, fetch=fetch)
 
 
 def readable(x: Tensor, turned: bool) -> Tensor:

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from .choice import RUNNERS_UP, Choice
 from .gpu import Gpu
-from .sm90 import BLOCK_K, SHARED_BYTES, SHARED_PER_SM, Config, Variant
+from .sm90 import BLOCK_K, FETCHES, SHARED_BYTES, SHARED_PER_SM, Config, Variant
 
 GROUP_LIMIT = 8192  # lines of the table that every block makes of the groups
 _LINE, _NUMBER = 8, 2  # bytes of the table for a group, and of the list of those with a short last tile
@@ -17,6 +17,7 @@ _TABLE_STEP = 1024  # kernels for up to 100 groups are the same
 _SPREAD = (0.7, 0.85, 1.0, 1.15, 1.3)  # groups are not alike
 _TOKENS = (8, 16, 24, 32, 48, 64, 96, 128)  # widths of the right operand when operands are swapped
 _FEW_TOKENS, _CALM = 16, 0.75  # for up to so many, of the stages that fit: with more on their way, all come later
+_LONG = 6144  # bytes of a row of K, from which on it is better if L2 takes from memory only what is asked for
 _COLUMNS = (96, 112, 128, 144, 160, 192)
 _WIDEST = 256  # that has the registers for it if there are no products besides the sums
 # The model's constants: seconds, cycles, and parts of a whole.
@@ -68,13 +69,16 @@ def modelled(variant: Variant, sizes: Sizes, gpu: Gpu) -> list[Choice]:
 
 
 def deepest(config: Config, variant: Variant, groups: int) -> Config:
-    """With as many stages as fit besides the table, and are of use."""
+    """With as many stages as fit besides the table, and are of use, and the fetch that goes with them."""
     room = min(SHARED_BYTES, SHARED_PER_SM // config.blocks_per_sm - 1024) - table_bytes(config, groups)
     fixed = variant.shared_bytes(dataclasses.replace(config, stages=0))
     each = variant.shared_bytes(dataclasses.replace(config, stages=1)) - fixed
     stages = max(0, min((room - fixed) // each, 16))
     few = config.swap and config.cols <= _FEW_TOKENS
-    return dataclasses.replace(config, stages=round(_CALM * stages) if few else stages)
+    # Other tokens and short rows gained nothing or lost, up to 1 %; tiles by rows lost up to 5 %.
+    alone = config.swap and (config.cols == 8 or variant.k * variant.element_bytes >= _LONG)
+    fetch = min(FETCHES) if alone else max(FETCHES)
+    return dataclasses.replace(config, stages=round(_CALM * stages) if few else stages, fetch=fetch)
 
 
 def legal(variant: Variant, sizes: Sizes) -> Iterator[Config]:

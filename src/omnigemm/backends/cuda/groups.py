@@ -86,8 +86,9 @@ class Slabs:
             return None
         return cls(count, rows, columns, size, pitch, jump // pitch if count > 1 else rows)
 
-    def matrix(self, box: tuple[int, int]) -> Matrix:
-        return Matrix(self.columns, (self.count - 1) * self.step + self.rows, self.element_bytes, self.pitch, box)
+    def matrix(self, box: tuple[int, int], fetch: int = 256) -> Matrix:
+        rows = (self.count - 1) * self.step + self.rows
+        return Matrix(self.columns, rows, self.element_bytes, self.pitch, box, fetch=fetch)
 
 
 def _readable(x: Tensor) -> Tensor:
@@ -177,7 +178,8 @@ class Launch:
         a_rows, b_rows = reversed(rows) if config.swap else rows
         block = sm90.BLOCK_K // self._variant.element_bytes
         turned = self._variant.b_turned
-        maps = left.matrix((block, a_rows)), right.matrix((sm90.SLAB, sm90.SLAB) if turned else (block, b_rows))
+        b_box = (sm90.SLAB, sm90.SLAB) if turned else (block, b_rows)
+        maps = left.matrix((block, a_rows), config.fetch), right.matrix(b_box, config.fetch)
         by_tma = variant.stores_by_tma(config) and target.pitch % _ALIGN == 0
         store = target.matrix((variant.slab(config), 64)) if by_tma else None
         launcher = Launcher(

@@ -30,6 +30,7 @@ class Matrix:
 
     `box` (columns, rows) is what one copy moves; its rows are swizzled over their whole length in shared memory.
     With a `count`, there are so many matrices, `step_bytes` apart, and copies have their number as a third coordinate.
+    L2 takes `fetch` bytes of a row from memory at a time.
     """
 
     columns: int
@@ -39,6 +40,7 @@ class Matrix:
     box: tuple[int, int]
     count: int = 0
     step_bytes: int = 0
+    fetch: int = 256
 
     def encode(self, address: int) -> Any:
         driver = bindings()
@@ -56,7 +58,7 @@ class Matrix:
             [driver.cuuint32_t(1)] * len(sizes),
             driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
             getattr(driver.CUtensorMapSwizzle, _SWIZZLES[self.box[0] * self.element_bytes]),
-            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            getattr(driver.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_L2_{self.fetch}B"),
             driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
         return checked(answer, f"encoding a tensor map of {self}")

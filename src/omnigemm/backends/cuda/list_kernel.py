@@ -61,4 +61,4 @@ def like_matrices(config: sm90.Config, variant: sm90.Variant) -> list[Matrix | N
     store = None
     if variant.stores_by_tma(config):
         store = Matrix(64, 64, variant.out_bytes, 256, (variant.slab(config), 64))
-    return [*(Matrix(128 // size, 64, size, 128, box) for box in boxes), store]
+    return [*(Matrix(128 // size, 64, size, 128, box, fetch=config.fetch) for box in boxes), store]

@@ -12,6 +12,7 @@ SHARED_BYTES = 227 * 1024  # what a block may have on sm_90
 SHARED_PER_SM = (
     228 * 1024
 )  # what the blocks of a multiprocessor have together, 1 KB for each block's own needs included
+FETCHES = (128, 256)  # what L2 can be told to take from memory at a time, of those that are of use here
 CLUSTER_LIMIT = 8  # that every sm_90 can launch
 ARCH = "sm_90a"
 OPTIONS = ("--std=c++17",)
@@ -43,6 +44,7 @@ class Config:
     out_parts: int = 1  # or parts of their columns: of 16-bit results, others see to it that they need no more room
     blocks_per_sm: int = 1
     pingpong: bool = False  # each of two math groups has tiles of its own: one multiplies, the other writes results
+    fetch: int = 256  # bytes of an operand's row that L2 takes from memory at a time: the next block's too, or 128
 
     @property
     def rows(self) -> int:
@@ -113,6 +115,8 @@ class Config:
             found.append(f"{self.blocks_per_sm} blocks on a multiprocessor")
         if self.pingpong:
             found.append("a tile for each math group")
+        if self.fetch == BLOCK_K:
+            found.append("memory read block by block")
         return found
 
     def fault(self) -> str | None:
@@ -147,7 +151,9 @@ class Config:
             if getattr(self, name) < 1:
                 return f"{name} is {getattr(self, name)}, expected at least 1"
         if self.pingpong and (self.math_groups != 2 or not self.persistent):
-            return "pingpong, expected False if there is one math group, operands are swapped or K is split"
+            return "pingpong is True, expected False if there is one math group, operands are swapped or K is split"
+        if self.fetch not in FETCHES:
+            return f"fetch is {self.fetch}, expected {' or '.join(map(str, FETCHES))}"
         if self.out_parts > 1 and not self.persistent:
             return f"out_parts is {self.out_parts}, expected 1 if operands are swapped or K is split"
         if self.swap and self.owned * 8 * (self.rows + 4) * 4 > self.stages * self.stage_bytes:
@@ -254,7 +260,7 @@ class Variant:
         if self.grouping and config.split > 1:
             return f"split is {config.split}, expected 1 for groups"
         if config.pingpong and (not self.straight or self.grouping == "list"):
-            return f"pingpong, expected False for {'a list' if self.grouping == 'list' else self.a_dtype}"
+            return f"pingpong is True, expected False for {'a list' if self.grouping == 'list' else self.a_dtype}"
         if self.grouping == "list" and config.swap:
             return "swapped, expected operands as they are for a list"
         parts = self.out_parts(config)

@@ -18,20 +18,21 @@ from ...core.errors import DeviceError, OmniGemmError, ShapeError, UnsupportedEr
 from ...core.problem import Problem
 from . import CudaBackend, choice, dense, gemm, gpu, jit, measured
 from .measured import KINDS, Row
-from .sm90 import Config, Variant
+from .sm90 import FETCHES, Config, Variant
 
 CANDIDATES = 32
 WITHIN = 1.2  # of the best's time: who is further behind in the first round is not measured again
 FEW = 128  # rows up to which it is worth to know which config is best when weights are stated to be constant
 MANY = 512  # rows from which on the chip is at its power limit, so that short runs say little
 BLAS = "blas"  # torch's own product, in the place of a config
-_STAGED = 5  # candidates that are also tried with these parts of the stages that fit
+_STAGED = 5  # candidates that are also tried with these parts of the stages that fit, and with another fetch
 _STAGES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
 _SIFT_SECONDS, _SIFT_REPLAYS = 0.006, 3
 _SECONDS, _SECONDS_MANY, _REPLAYS = 0.006, 0.02, 6
 METHOD = (
     f"{graph.METHOD}; but all candidates with {_SIFT_SECONDS * 1e3:.0f} ms and {_SIFT_REPLAYS} replays each, up to "
-    f"{FEW} rows then the best {_STAGED} of them with fewer stages, then those near the best in turns, forth and back, "
+    f"{FEW} rows then the best {_STAGED} of them with fewer stages, of all of these the best {_STAGED} with the other "
+    f"number of bytes that L2 takes from memory at a time, then those near the best in turns, forth and back, "
     f"with {_SECONDS * 1e3:.0f} ms, from {MANY} rows on {_SECONDS_MANY * 1e3:.0f}, and {_REPLAYS} replays"
 )
 ABOUT = f"{measured.ABOUT} Method: {METHOD}."
@@ -49,7 +50,7 @@ class WrongResult(OmniGemmError):
 @dataclasses.dataclass(frozen=True)
 class Times:
     """What configs for one problem took, in microseconds: the candidates, of which the first is the model's choice, and
-    some of them with fewer stages."""
+    some of them with fewer stages or another fetch."""
 
     problem: Problem
     kind: str
@@ -299,9 +300,14 @@ def measure(problem: Problem, count: int = CANDIDATES, within: float = WITHIN) -
 
     took = sifted(tried)
     if problem.m <= FEW:
-        nearest = sorted(tried, key=lambda one: took[one, False])[:_STAGED]
-        more = dict.fromkeys(fewer for one in nearest for fewer in with_fewer_stages(one, variant))
-        took |= sifted([one for one in more if one not in tried])
+
+        def best() -> list[Config]:
+            return [one for one, _ in sorted(took, key=lambda one: took[one])[:_STAGED] if isinstance(one, Config)]
+
+        more = dict.fromkeys(fewer for one in best() for fewer in with_fewer_stages(one, variant))
+        took |= sifted([one for one in more if (one, False) not in took])
+        other = (dataclasses.replace(one, fetch=sum(FETCHES) - one.fetch) for one in best())
+        took |= sifted([one for one in other if (one, False) not in took])
     took = bench.finals(took, within, (tried[0], *_now(problem, which)))
     return Times(problem, choice.kind_of(variant), tried, took)
 

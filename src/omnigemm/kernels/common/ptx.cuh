@@ -310,3 +310,6 @@ __device__ __forceinline__ u64 wgmma_descriptor(const void* tile, bool turned) {
 
 // The warp's lanes agree on the value; the compiler then keeps it in a uniform register.
 __device__ __forceinline__ int uniform(int value) { return __shfl_sync(~0u, value, 0); }
+
+// The value is computed here, and not again where it is needed.
+__device__ __forceinline__ void computed(int& value) { asm volatile("" : "+r"(value)); }

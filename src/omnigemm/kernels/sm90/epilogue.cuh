@@ -15,7 +15,7 @@ __device__ __forceinline__ u32 pack_out(float low, float high) {
 }
 
 // Scales of whole rows of A and B: FINISH_SCALES says whether there are any, A_STEP and B_STEP whether one for each (1)
-// or one for all (0).
+// or one for all (0). They are plain loads, not __ldg: the compiler would move that behind the products (see Ahead).
 struct Row {
     float scale;
     int zero;
@@ -25,21 +25,21 @@ __device__ __forceinline__ float row_scale(const Arguments& arguments, const Pla
 #if ELEMENT_BYTES == 2 || LIST
     return tile.alpha(arguments);
 #else
-    return FINISH_SCALES ? __ldg(arguments.a_scale + (long long)m * A_STEP) : 1.0f;
+    return FINISH_SCALES ? arguments.a_scale[(long long)m * A_STEP] : 1.0f;
 #endif
 }
 
 __device__ __forceinline__ Row row_of(const Arguments& arguments, const Place& tile, int m) {
-    return {row_scale(arguments, tile, m), HAS_ZERO ? __ldg(arguments.a_zero + (long long)m * arguments.zero_step) : 0};
+    return {row_scale(arguments, tile, m), HAS_ZERO ? arguments.a_zero[(long long)m * arguments.zero_step] : 0};
 }
 
 // The sum of a row of B, of which a zero point of A has added too many.
 __device__ __forceinline__ int col_total(const Arguments& arguments, const Place& tile, int n) {
-    return HAS_ZERO ? __ldg(arguments.b_sums + tile.b_sum_row(arguments) + n) : 0;
+    return HAS_ZERO ? arguments.b_sums[tile.b_sum_row(arguments) + n] : 0;
 }
 
 __device__ __forceinline__ float col_scale(const Arguments& arguments, const Place& tile, int n) {
-    return FINISH_SCALES ? __ldg(arguments.b_scale + tile.b_whole_scale(arguments) + (long long)n * B_STEP) : 1.0f;
+    return FINISH_SCALES ? arguments.b_scale[tile.b_whole_scale(arguments) + (long long)n * B_STEP] : 1.0f;
 }
 
 __device__ __forceinline__ float widened(const void* values, int type, long long at) {
@@ -189,6 +189,23 @@ struct Columns {
             found.total[i] = HAS_ZERO ? __shfl_sync(~0u, total[eight / 32], lane) : 0;
         }
         return found;
+    }
+};
+
+// What the sums of a tile are finished with, where its rows are rows of D. It is read before the products, and has come
+// when they are done: read then, it would be waited for, and with few tiles to a block nothing goes on meanwhile.
+struct Ahead {
+    Columns columns;
+    Row rows[WAVES][2];  // of a thread: 8 apart in each wave
+
+    __device__ __forceinline__ Ahead(const Arguments& arguments, const Place& tile, int row_in_tile)
+        : columns(arguments, tile, tile.col * TILE_COLS) {
+#pragma unroll
+        for (int i = 0; i < 2 * WAVES; ++i) {
+            const int m = tile.row * TILE_ROWS + row_in_tile + i / 2 * WAVE_ROWS + i % 2 * 8;
+            rows[i / 2][i % 2] =
+                row_of(arguments, tile, tile.a_scale_row(arguments) + min(m, tile.rows(arguments) - 1));
+        }
     }
 };
 

@@ -3,6 +3,7 @@
 #include "sm90/epilogue.cuh"
 
 struct Epilogue {
+    using Ahead = ::Ahead;
     static constexpr bool USES_MAP = false;
     static constexpr int BYTES = 0;
     static constexpr int AT_ONCE = 8;  // pairs of columns
@@ -18,11 +19,11 @@ struct Epilogue {
     }
 
     template <class Sum, int waves, int regs>
-    static __device__ __forceinline__ void store(const Sum (&sums)[waves][regs], char*, char*, u64*, const TensorMap*,
-                                                 const Arguments& arguments, int, const Place& tile, int row_in_tile) {
+    static __device__ __forceinline__ void store(const Sum (&sums)[waves][regs], const Ahead& ahead, char*, char*, u64*,
+                                                 const TensorMap*, const Arguments& arguments, int, const Place& tile,
+                                                 int row_in_tile) {
         const int first_col = tile.col * TILE_COLS, offset = threadIdx.x % 4 * 2, first = first_col + offset;
         const bool inside = first_col + TILE_COLS <= tile.columns();
-        const Columns columns(arguments, tile, first_col);
 #pragma unroll
         for (int wave = 0; wave < waves; ++wave)
 #pragma unroll
@@ -30,7 +31,7 @@ struct Epilogue {
                 const int m = tile.row * TILE_ROWS + row_in_tile + wave * WAVE_ROWS + half * 8;
                 const int out_m = tile.out_row(arguments) + m;
                 const bool mine = m < tile.rows(arguments);
-                const Row row = row_of(arguments, tile, tile.a_scale_row(arguments) + min(m, tile.rows(arguments) - 1));
+                const Row row = ahead.rows[wave][half];
                 const float2* from_c = inside ? c_pairs(arguments, tile, m, first) : nullptr;
                 float2* to = inside ? out_pairs(arguments, tile, out_m, first) : nullptr;
 #pragma unroll
@@ -52,7 +53,7 @@ struct Epilogue {
                         const int eight = 8 * (from + j), n = first + eight;
                         const Sum* v = sums[wave] + 4 * (from + j) + 2 * half;
                         // All lanes take part in the shuffles, also those with nothing to write.
-                        const Columns::Two two = columns.two(eight, offset);
+                        const Columns::Two two = ahead.columns.two(eight, offset);
                         const float left = two.finish(v[0], row, 0), right = two.finish(v[1], row, 1);
                         const float2 both =
                             make_float2(plus_c(left, arguments, tile, c[j].x), plus_c(right, arguments, tile, c[j].y));

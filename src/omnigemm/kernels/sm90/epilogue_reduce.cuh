@@ -7,9 +7,9 @@ struct Epilogue : Turned {
     static_assert(OWNED * 8 * PITCH * 4 <= STAGES * STAGE_BYTES, "the sums fit where the stages were");
 
     template <class Sum, int waves, int regs>
-    static __device__ __forceinline__ void store(const Sum (&sums)[waves][regs], char* parts, char* stages,
-                                                 u64* arrived, const TensorMap*, const Arguments& arguments, int,
-                                                 const Place& tile, int row_in_tile) {
+    static __device__ __forceinline__ void store(const Sum (&sums)[waves][regs], const Ahead&, char* parts,
+                                                 char* stages, u64* arrived, const TensorMap*,
+                                                 const Arguments& arguments, int, const Place& tile, int row_in_tile) {
         Sum* turned = reinterpret_cast<Sum*>(stages);
         const int first_token = first_group(rank()) * 8;
         // A thread finishes four columns of D, of one token in each group. Scales and bias are read now, for they take

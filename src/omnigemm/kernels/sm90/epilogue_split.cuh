@@ -24,9 +24,9 @@ struct Epilogue : Parts {
     }
 
     template <class Sum, int waves, int regs>
-    static __device__ __forceinline__ void store(const Sum (&sums)[waves][regs], char* parts, char*, u64* arrived,
-                                                 const TensorMap*, const Arguments& arguments, int, const Place& tile,
-                                                 int row_in_tile) {
+    static __device__ __forceinline__ void store(const Sum (&sums)[waves][regs], const Ahead&, char* parts, char*,
+                                                 u64* arrived, const TensorMap*, const Arguments& arguments, int,
+                                                 const Place& tile, int row_in_tile) {
         send(sums[0], parts, arrived);
         // Scales and bias are read now, for they take as long to come as the others' sums.
         const int first = tile.col * TILE_COLS + first_group(rank()) * 8 + threadIdx.x % 4 * 2;

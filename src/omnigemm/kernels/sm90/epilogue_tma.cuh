@@ -4,6 +4,7 @@
 #include "sm90/epilogue.cuh"
 
 struct Epilogue {
+    using Ahead = ::Ahead;
     static constexpr bool USES_MAP = true;
     static constexpr int CHUNK = 16 / OUT_BYTES;  // columns in 16 bytes, the unit of swizzling
     // Columns that one store writes: 128, 64 or 32 bytes of a row, whichever divides the tile.
@@ -149,11 +150,10 @@ struct Epilogue {
     }
 
     template <class Sum, int waves, int regs>
-    static __device__ __forceinline__ void store(const Sum (&sums)[waves][regs], char* out, char*, u64*,
-                                                 const TensorMap* map, const Arguments& arguments, int math_group,
+    static __device__ __forceinline__ void store(const Sum (&sums)[waves][regs], const Ahead& ahead, char* out, char*,
+                                                 u64*, const TensorMap* map, const Arguments& arguments, int math_group,
                                                  const Place& tile, int row_in_tile) {
         const int first_row = tile.row * TILE_ROWS + math_group * GROUP_ROWS, first_col = tile.col * TILE_COLS;
-        const Columns columns(arguments, tile, first_col);
         const bool adds = adds_to_out(arguments, tile), inside = first_col + TILE_COLS <= tile.columns();
 #pragma unroll
         for (int wave = 0; wave < waves; ++wave) {
@@ -166,7 +166,7 @@ struct Epilogue {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int m = min(rows.m + half * 8, tile.rows(arguments) - 1);
-                rows.of[half] = row_of(arguments, tile, tile.a_scale_row(arguments) + m);
+                rows.of[half] = ahead.rows[wave][half];
                 rows.c[half] = inside ? c_pairs(arguments, tile, m, first_col + threadIdx.x % 4 * 2) : nullptr;
             }
 #pragma unroll
@@ -183,7 +183,7 @@ struct Epilogue {
                     }
                     named_barrier_sync(1 + math_group, 128);
                 }
-                stage(sums[wave], buffer, Out{}, arguments, tile, columns, rows, first_col, from);
+                stage(sums[wave], buffer, Out{}, arguments, tile, ahead.columns, rows, first_col, from);
                 fence_proxy_async();
                 named_barrier_sync(1 + math_group, 128);
                 const int to_row = tile.out_row(arguments) + first_row + wave * WAVE_ROWS, to_col = first_col + from;

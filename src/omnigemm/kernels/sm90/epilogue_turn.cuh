@@ -10,9 +10,9 @@ struct Epilogue : Turned {
     static __device__ __forceinline__ void init(u64*) {}
 
     template <class Sum, int waves, int regs>
-    static __device__ __forceinline__ void store(const Sum (&sums)[waves][regs], char* memory, char*, u64*,
-                                                 const TensorMap*, const Arguments& arguments, int, const Place& tile,
-                                                 int row_in_tile) {
+    static __device__ __forceinline__ void store(const Sum (&sums)[waves][regs], const Ahead&, char* memory, char*,
+                                                 u64*, const TensorMap*, const Arguments& arguments, int,
+                                                 const Place& tile, int row_in_tile) {
         Sum* turned = reinterpret_cast<Sum*>(memory);
         // A thread finishes four columns of D, of one token in each group.
         const int in_group = threadIdx.x / QUADS, col = threadIdx.x % QUADS * 4, n = tile.row * TILE_ROWS + col;

@@ -366,6 +366,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                 work.leave();
                 continue;
             }
+            computed(tile.row), computed(tile.col);  // else their divisions may come again behind the products
+            const Epilogue::Ahead ahead(arguments, tile, row);
             Mainloop::Sums sums;
             if (WAVES == 1 || waves == WAVES)
                 mainloop.run<WAVES>(sums, shared.ring, at, shared.scales, tile, work.blocks(tile), work.share_rank,
@@ -374,7 +376,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                 mainloop.run<1>(sums, shared.ring, at, shared.scales, tile, work.blocks(tile), work.share_rank, turns);
             work.enter_out(tile, out_map, Epilogue::storing_thread());
             work.leave();
-            Epilogue::store(sums, shared.out, shared.stages, shared.arrived, out_map, arguments, group, tile, row);
+            Epilogue::store(sums, ahead, shared.out, shared.stages, shared.arrived, out_map, arguments, group, tile,
+                            row);
         }
         turns.end();
         Epilogue::finish();

@@ -11,6 +11,10 @@ struct alignas(16) Four {
 };
 
 struct Parts {
+    // What sums are finished with is read while they travel.
+    struct Ahead {
+        __device__ __forceinline__ Ahead(const Arguments&, const Place&, int) {}
+    };
     static_assert(WAVES == 1, "a thread has four sums in a group");
     static constexpr int MATH_THREADS = 128 * MATH_GROUPS;
     static constexpr int GROUPS = TILE_COLS / 8;
