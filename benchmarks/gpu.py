@@ -63,6 +63,10 @@ INT8_SHAPES = (
     (8192, 8192, 28672),
 )
 
+# Of what benchmarks/k_groups.py and benchmarks/lists.py can measure.
+K_GROUPS = ("grouped_k_bf16", "grouped_k_bf16_add", "grouped_k_fp8_add")
+LIST_LAYOUTS = ("col",)
+
 
 def floor_us(m: int, n: int, k: int) -> float:
     """What an H200's memory (4.6 TB/s read) and fp8 tensor cores (1580 TFLOP/s) allow."""
@@ -263,8 +267,9 @@ def problems(ops: Sequence[str]) -> Iterator[Problem]:
             yield describe("gemm", m=m, n=n, k=k, dtype=name, b_layout="col")
     for batch, m, n, k in gemm.HEADS:
         yield describe("gemm", batch=batch, m=m, n=n, k=k, dtype="bf16", b_layout="col")
-    for module in (groups, k_groups, lists):
-        yield from module.problems()
+    yield from groups.problems()
+    yield from k_groups.problems(K_GROUPS)
+    yield from lists.problems(layouts=LIST_LAYOUTS)
 
 
 def specs(ops: Sequence[str], which: Gpu) -> set[KernelSpec]:
@@ -458,8 +463,8 @@ def main(
         "int8": int8,
         "gemm": gemms,
         "quantisers": quantisers,
-        "lists": lambda: lists.rows(layouts=("col",)),
-        "k_groups": lambda: k_groups.rows(("grouped_k_bf16", "grouped_k_bf16_add", "grouped_k_fp8_add")),
+        "lists": lambda: lists.rows(layouts=LIST_LAYOUTS),
+        "k_groups": lambda: k_groups.rows(K_GROUPS),
         "groups": lambda: groups.rows(deep_gemm=deep_gemm_name() if deep_gemm_groups else ""),
     }
     for name in parts:

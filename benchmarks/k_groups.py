@@ -55,8 +55,8 @@ def problem(op: str, shape: Shape) -> Problem:
     return describe("grouped_gemm_k_contiguous", m=m, n=n, k=sum(counts(op, shape)), groups=count, **OPS[op][0])
 
 
-def problems() -> Iterator[Problem]:
-    return (problem(op, shape) for op in OPS for shape in SHAPES)
+def problems(ops: Sequence[str] = tuple(OPS)) -> Iterator[Problem]:
+    return (problem(op, shape) for op in ops for shape in SHAPES)
 
 
 def floor_us(described: Problem) -> float:

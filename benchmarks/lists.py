@@ -10,6 +10,7 @@ operations as the whole list. All run in CUDA graphs, in turns; the host's time 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import sys
@@ -48,7 +49,7 @@ def problem(sizes: list[Shape], layout: str) -> Problem:
 
 
 def problems(groups: Sequence[int] = GROUPS, layouts: Sequence[str] = LAYOUTS) -> list[Problem]:
-    return [problem(shapes(count), layout) for layout in layouts for count in groups]
+    return [problem(shapes(count), layout) for layout, count in itertools.product(layouts, groups)]
 
 
 def values(rows: int, columns: int) -> Tensor:
@@ -117,7 +118,7 @@ def rows(groups: Sequence[int] = GROUPS, layouts: Sequence[str] = LAYOUTS) -> li
 
     jit.warm({spec for one in problems(groups, layouts) for spec in CudaBackend().specs(one, gpu.of(0))})
     found = []
-    for count, layout in ((count, layout) for layout in layouts for count in groups):
+    for layout, count in itertools.product(layouts, groups):
         one = measure(count, layout)
         dense = one["peers"]["one dense torch.mm"]
         print(one["shape"], one["us"], f"{one['us'] / dense:.3f} of dense", one["peers"], one["host_us"], flush=True)

@@ -3,13 +3,11 @@
     python benchmarks/peers/warm_deep_gemm.py
 
 It compiles a kernel by nvcc when a product of that shape is first called, for some ten seconds, and keeps it on disk.
-On 16 cores this takes half a minute; without it a record takes ten minutes more.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import multiprocessing
 import os
 import sys
@@ -70,20 +68,26 @@ def work(part: int, parts: int) -> None:
 
 
 def main() -> None:
+    import gpu
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
-    given = parser.parse_args()
-    try:
-        importlib.import_module("deep_gemm")
-    except Exception as error:
-        sys.exit(f"benchmarks/peers/warm_deep_gemm.py: deep_gemm cannot be imported: {error}")
+    jobs = parser.parse_args().jobs
+    if jobs < 1:
+        parser.error(f"--jobs is {jobs}, expected at least 1")
+    missing = gpu.peers_missing(["deep_gemm"])
+    if missing:
+        parser.error(missing)
     start = time.perf_counter()
     context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
-    processes = [context.Process(target=work, args=(i, given.jobs)) for i in range(given.jobs)]
+    processes = [context.Process(target=work, args=(i, jobs)) for i in range(jobs)]
     for one in processes:
         one.start()
     for one in processes:
         one.join()
+    died = sum(one.exitcode != 0 for one in processes)
+    if died:
+        sys.exit(f"benchmarks/peers/warm_deep_gemm.py: {died} of {jobs} processes died")
     print(f"{time.perf_counter() - start:.0f} s")
 
 

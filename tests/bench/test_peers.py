@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import subprocess
 import sys
@@ -67,7 +68,7 @@ def test_a_gpu_that_nobody_knows_is_named() -> None:
 
 
 def test_what_is_measured_has_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As --compile-only finds them: of every kind, with constant weights and without."""
+    """As --compile-only finds them: of every kind, and of fp8's granularities only the one that was asked for."""
     monkeypatch.syspath_prepend(BENCHMARKS)
     for name in ("gemm", "groups", "k_groups", "lists"):
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -77,7 +78,25 @@ def test_what_is_measured_has_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any("fp8_token_swap_split" in name for name in found)
 
 
-def test_deep_gemm_is_asked_for_before_processes_start() -> None:
-    run = subprocess.run([sys.executable, str(PEERS / "warm_deep_gemm.py")], capture_output=True, text=True, timeout=60)
-    assert run.returncode == 1
-    assert "deep_gemm cannot be imported: " in run.stderr
+def warm_deep_gemm(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    """Where deep_gemm is a module that cannot be imported."""
+    (folder / "deep_gemm.py").write_text("raise ImportError('its library is missing')")
+    return subprocess.run(
+        [sys.executable, str(PEERS / "warm_deep_gemm.py"), *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+    )
+
+
+def test_deep_gemm_is_asked_for_before_processes_start(tmp_path: Path) -> None:
+    run = warm_deep_gemm(tmp_path)
+    assert run.returncode == 2
+    assert run.stderr.strip().endswith("deep_gemm cannot be imported: its library is missing")
+
+
+def test_a_number_of_jobs_that_does_nothing_is_refused(tmp_path: Path) -> None:
+    run = warm_deep_gemm(tmp_path, "--jobs", 0)
+    assert run.returncode == 2
+    assert run.stderr.strip().endswith("--jobs is 0, expected at least 1")
