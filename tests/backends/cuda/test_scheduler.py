@@ -12,14 +12,16 @@ import host_compiler
 SHIM = """
 #include "common/scheduler.cuh"
 extern "C" void tile(int index, int tiles_m, int tiles_n, int band, int* m, int* n) {
-    const Tile one = dense_tile(index, tiles_m, tiles_n, band);
+    const Tile one = dense_tile(index, tiles_m, tiles_n, band, Divisor(band * tiles_m));
     *m = one.row;
     *n = one.col;
 }
 extern "C" void tile_of_batch(int index, int tiles_m, int tiles_n, int band, int* out) {
-    const BatchTile one = batch_tile(index, tiles_m, tiles_n, band);
+    const BatchTile one = batch_tile(index, tiles_m, tiles_n, band, Divisor(band * tiles_m),
+                                     Divisor(tiles_m * tiles_n));
     out[0] = one.product, out[1] = one.tile.row, out[2] = one.tile.col;
 }
+extern "C" int quotient(int number, int by) { return Divisor(by).quotient(number); }
 """
 
 
@@ -37,6 +39,18 @@ def walk(library: ctypes.CDLL, tiles_m: int, tiles_n: int, band: int, grid: int)
             library.tile(index, tiles_m, tiles_n, band, ctypes.byref(m), ctypes.byref(n))
             seen.append((m.value, n.value))
     return seen
+
+
+def test_a_divisor_divides_exactly(library: ctypes.CDLL) -> None:
+    last, source = 2**31 - 1, random.Random(3)
+    divisors = [1, 2, 3, 5, 7, 8, 641, 65535, 65536, 65537, 2**30 - 1, 2**30, last - 1, last]
+    divisors += [source.randint(1, 2 ** source.randint(1, 31) - 1) for _ in range(300)]
+    for by in divisors:
+        whole = [by * source.randint(0, last // by) for _ in range(4)] + [last // by * by]
+        numbers = [0, 1, by - 1, by, last, *whole, *(one - 1 for one in whole), *(one + 1 for one in whole)]
+        for number in numbers:
+            if 0 <= number <= last:
+                assert library.quotient(number, by) == number // by, (number, by)
 
 
 def problems() -> list[tuple[int, int, int, int]]:

@@ -11,18 +11,38 @@ struct BatchTile {
     int product;
 };
 
+// Divides by a number that is known beforehand. A division takes some 65 instructions, most of which wait for the one
+// before, and loads and products then wait for it.
+struct Divisor {
+    u32 by, inverse;  // 2^32 / by, at most
+
+    OMNIGEMM_BOTH explicit Divisor(int by) : by(by), inverse(by > 1 ? ~0u / by : ~0u) {}
+    // Of a number that is not negative.
+    OMNIGEMM_BOTH int quotient(int number) const {
+        const u32 near = static_cast<u64>(number) * inverse >> 32;  // that, or one less
+        return near + (number - near * by >= by);
+    }
+};
+
 // Dense products: bands of `band` column tiles, taken row by row, so that blocks that run together share operands in
-// L2.
-OMNIGEMM_BOTH Tile dense_tile(int index, int rows, int cols, int band) {
-    const int per_band = band * rows;
-    const int first = index / per_band * band;
-    const int inside = index % per_band;
-    const int width = band < cols - first ? band : cols - first;
+// L2. `in_band` is how many tiles a band has.
+OMNIGEMM_BOTH Tile dense_tile(int index, int rows, int cols, int band, const Divisor& in_band) {
+    // With few rows there is one row of tiles, or one column.
+    if (rows == 1) return {0, index};
+    if (cols == 1) return {index, 0};
+    const int first = in_band.quotient(index) * band, inside = index - first * rows, width = cols - first;
+    if (width >= band) return {inside / band, first + inside % band};  // by a constant, in kernels
     return {inside / width, first + inside % width};
 }
+OMNIGEMM_BOTH Tile dense_tile(int index, int rows, int cols, int band) {
+    if (rows == 1) return {0, index};
+    if (cols == 1) return {index, 0};
+    return dense_tile(index, rows, cols, band, Divisor(band * rows));
+}
 
-// Batches of such products: the tiles of one after those of the other.
-OMNIGEMM_BOTH BatchTile batch_tile(int index, int rows, int cols, int band) {
-    const int each = rows * cols, product = index / each;
-    return {dense_tile(index - product * each, rows, cols, band), product};
+// Batches of such products: the tiles of one, of which `in_product` is the number, after those of the other.
+OMNIGEMM_BOTH BatchTile batch_tile(int index, int rows, int cols, int band, const Divisor& in_band,
+                                   const Divisor& in_product) {
+    const int product = in_product.quotient(index);
+    return {dense_tile(index - product * rows * cols, rows, cols, band, in_band), product};
 }

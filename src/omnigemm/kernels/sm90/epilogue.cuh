@@ -15,7 +15,7 @@ __device__ __forceinline__ u32 pack_out(float low, float high) {
 }
 
 // Scales of whole rows of A and B: FINISH_SCALES says whether there are any, A_STEP and B_STEP whether one for each (1)
-// or one for all (0). They are plain loads, not __ldg: the compiler would move that behind the products (see Ahead).
+// or one for all (0). They are plain loads, which stay before the next barrier: see Ahead.
 struct Row {
     float scale;
     int zero;

@@ -4,6 +4,10 @@
 #include "sm90/turned.cuh"
 
 struct Epilogue : Turned {
+    // What sums are finished with is read some tokens at a time, while the next tile's operands come.
+    struct Ahead {
+        __device__ __forceinline__ Ahead(const Arguments&, const Place&, int) {}
+    };
     static constexpr int AT_ONCE = GROUPS < 4 ? GROUPS : 4;
     static constexpr int BYTES = (AT_ONCE * 8 * PITCH * 4 + 1023) / 1024 * 1024;
 

@@ -59,31 +59,31 @@ struct Mainloop : Operands {
         wgmma_commit_group();
     }
 
+    // Add a block's products to the sums; the first ones are the sums.
+    template <bool first>
+    static __device__ __forceinline__ void add_one(float& sum, float scale, float part) {
+        sum = first ? scale * part : sum + scale * part;
+    }
+    template <bool first>
     __device__ __forceinline__ void promote(float (&sum)[REGS], const float (&part)[REGS], const Scales& s,
                                             int wave) const {
         const float above = s.rows[wave][0], below = s.rows[wave][1];
         if constexpr (LEFT_SCALE == NO_SCALE) {
 #pragma unroll
-            for (int j = 0; j < REGS; ++j) sum[j] += part[j];
+            for (int j = 0; j < REGS; ++j) sum[j] = first ? part[j] : sum[j] + part[j];
         } else if constexpr (RIGHT_SCALE == PER_BLOCK) {
 #pragma unroll
-            for (int first = 0; first < TILE_COLS; first += GROUP) {
-                const float scale = RIGHT_FOLDED ? 1.0f : first >= part_at ? s.cols[0].y : s.cols[0].x;
+            for (int from = 0; from < TILE_COLS; from += GROUP) {
+                const float scale = RIGHT_FOLDED ? 1.0f : from >= part_at ? s.cols[0].y : s.cols[0].x;
 #pragma unroll
-                for (int j = first / 2; j < (first + GROUP) / 2; j += 4) {
-                    sum[j] += above * scale * part[j];
-                    sum[j + 1] += above * scale * part[j + 1];
-                    sum[j + 2] += below * scale * part[j + 2];
-                    sum[j + 3] += below * scale * part[j + 3];
-                }
+                for (int j = from / 2; j < (from + GROUP) / 2; ++j)
+                    add_one<first>(sum[j], (j % 4 < 2 ? above : below) * scale, part[j]);
             }
         } else {
 #pragma unroll
-            for (int j = 0; j < REGS; j += 4) {
-                sum[j] += above * s.cols[j / 4].x * part[j];
-                sum[j + 1] += above * s.cols[j / 4].y * part[j + 1];
-                sum[j + 2] += below * s.cols[j / 4].x * part[j + 2];
-                sum[j + 3] += below * s.cols[j / 4].y * part[j + 3];
+            for (int j = 0; j < REGS; ++j) {
+                const float2 scales = s.cols[j / 4];
+                add_one<first>(sum[j], (j % 4 < 2 ? above : below) * (j % 2 ? scales.y : scales.x), part[j]);
             }
         }
     }
@@ -91,41 +91,66 @@ struct Mainloop : Operands {
     __device__ __forceinline__ Mainloop(const char* stages, int row_group, int row)
         : Operands(stages, row_group), row(row) {}
 
-    // The sums of a tile, or of its first waves: the others' are zero.
+    // One block of K. Answers whether the next one is there.
+    template <int waves, bool first, class Ring, class At>
+    __device__ __forceinline__ bool block(Sums& sums, Ring* ring, At& at, const float* scales, int share_rank,
+                                          bool ready) const {
+        const At now = at;
+        if (!ready) mbarrier_wait(&ring->full[now.stage], now.phase);
+        at.advance();
+        const u64 left_now = left + now.stage * STAGE_STEP, right_now = right + now.stage * STAGE_STEP;
+        float part[REGS];
+        multiply(part, left_now, right_now);
+        const Scales s(scales + now.stage * STAGE_SCALES, row);
+#pragma unroll
+        for (int wave = 0; wave < waves; ++wave) {
+            if (wave > 0) multiply(part, left_now + wave * WAVE_STEP, right_now);
+            wgmma_wait_group<0>();
+            settle(part);
+            if (wave == waves - 1) {
+                release(&ring->empty[now.stage], share_rank);
+                ready = mbarrier_test(&ring->full[at.stage], at.phase);  // asked early, for the answer takes time
+            }
+            promote<first>(sums[wave], part, s, wave);
+        }
+        return ready;
+    }
+
+    static __device__ __forceinline__ void clear(Sums& sums, int from) {
+#pragma unroll
+        for (int wave = 0; wave < WAVES; ++wave)
+#pragma unroll
+            for (int j = 0; j < REGS; ++j)
+                if (wave >= from) sums[wave][j] = 0.0f;
+    }
+
+    // Whether the first block's products become the sums, instead of being added to zeros: nobody multiplies while sums
+    // are made zero. It takes some registers.
+    static constexpr bool ASSIGNS = !REBALANCE || MATH_REGISTERS >= 224;
+
+    // The sums of a tile, or of its first waves: the others' are zero. No product is left running across the end of an
+    // iteration: ptxas would then run them one by one.
     template <int waves, class Ring, class At>
     __device__ __forceinline__ void run(Sums& sums, Ring* ring, At& at, const float* scales, const Tile& tile,
                                         int blocks, int share_rank, const Turns&) {
         part_at = 128 - tile.col * TILE_COLS % 128;
-#pragma unroll
-        for (int wave = 0; wave < WAVES; ++wave)
-#pragma unroll
-            for (int j = 0; j < REGS; ++j) sums[wave][j] = 0.0f;
-        bool ready = false;
-        // DEPTH blocks are multiplied together and then added one by one. No product is left running across the end of
-        // an iteration: ptxas would then run them one by one.
+        if constexpr (DEPTH == 1) {
+            // A loop whose length is known may be unrolled, and registers are too few for that.
+            computed(blocks);
+            bool ready = false;
+            clear(sums, ASSIGNS ? waves : 0);
+            if constexpr (ASSIGNS) {
+                // A product of a list may have no K, and a block no part of one that is split.
+                if ((LIST || SPLIT > 1) && blocks == 0) return clear(sums, 0);
+                ready = block<waves, true>(sums, ring, at, scales, share_rank, ready);
+                --blocks;
+            }
 #pragma unroll 1
-        for (int i = 0; i < blocks; i += DEPTH) {
-            if constexpr (DEPTH == 1) {
-                const At now = at;
-                if (!ready) mbarrier_wait(&ring->full[now.stage], now.phase);
-                at.advance();
-                const u64 left_now = left + now.stage * STAGE_STEP, right_now = right + now.stage * STAGE_STEP;
-                float part[REGS];
-                multiply(part, left_now, right_now);
-                const Scales s(scales + now.stage * STAGE_SCALES, row);
-#pragma unroll
-                for (int wave = 0; wave < waves; ++wave) {
-                    if (wave > 0) multiply(part, left_now + wave * WAVE_STEP, right_now);
-                    wgmma_wait_group<0>();
-                    settle(part);
-                    if (wave == waves - 1) {
-                        release(&ring->empty[now.stage], share_rank);
-                        ready =
-                            mbarrier_test(&ring->full[at.stage], at.phase);  // asked early, for the answer takes time
-                    }
-                    promote(sums[wave], part, s, wave);
-                }
-            } else {
+            for (; blocks > 0; --blocks) ready = block<waves, false>(sums, ring, at, scales, share_rank, ready);
+        } else {  // DEPTH blocks are multiplied together and then added one by one
+            clear(sums, 0);
+#pragma unroll 1
+            for (int i = 0; i < blocks; i += DEPTH) {
                 float parts[DEPTH][REGS];
                 At ahead = at;
 #pragma unroll
@@ -147,7 +172,7 @@ struct Mainloop : Operands {
         wgmma_wait_group<DEPTH - 1 - d>();
         settle(parts[d]);
         release(&ring->empty[at.stage], share_rank);
-        promote(sum, parts[d], s, 0);
+        promote<false>(sum, parts[d], s, 0);
         at.advance();
         if constexpr (d + 1 < DEPTH) add<d + 1>(sum, parts, ring, at, scales, share_rank);
     }

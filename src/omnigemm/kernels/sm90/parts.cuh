@@ -11,10 +11,6 @@ struct alignas(16) Four {
 };
 
 struct Parts {
-    // What sums are finished with is read while they travel.
-    struct Ahead {
-        __device__ __forceinline__ Ahead(const Arguments&, const Place&, int) {}
-    };
     static_assert(WAVES == 1, "a thread has four sums in a group");
     static constexpr int MATH_THREADS = 128 * MATH_GROUPS;
     static constexpr int GROUPS = TILE_COLS / 8;
@@ -41,8 +37,19 @@ struct Parts {
 
     template <class Sum, int regs>
     static __device__ __forceinline__ void send(const Sum (&sums)[regs], char* parts, u64* arrived) {
-        const int mine = rank(), neighbours = cluster_ctarank() - mine * SHARE;
-        if constexpr (SHARE == 1) cluster_wait();  // everyone is ready to receive
+        const int mine = rank();
+        if constexpr (GROUPS <= SPLIT) {
+            send_as(mine, sums, parts, arrived);
+        } else {  // one branch for all groups, and not one for each: nothing else goes on now
+#pragma unroll
+            for (int one = 0; one < SPLIT; ++one)
+                if (one == mine) send_as(one, sums, parts, arrived);
+        }
+    }
+
+    template <class Sum, int regs>
+    static __device__ __forceinline__ void send_as(int mine, const Sum (&sums)[regs], char* parts, u64* arrived) {
+        const int neighbours = cluster_ctarank() - mine * SHARE;
 #pragma unroll
         for (int owner = 0; owner < SPLIT; ++owner) {
             const int to = neighbours + owner * SHARE;

@@ -35,13 +35,14 @@ struct Place : PlaceInOne {
 };
 
 struct Work : WorkOfOne {
-    int packs;  // of all products
+    Divisor in_product;  // packs
+    int all_packs;
 
     __device__ __forceinline__ Work(const Arguments& arguments)
-        : WorkOfOne(arguments), packs(row_packs * col_packs * arguments.batch) {}
-    __device__ __forceinline__ bool has(int index) const { return index < packs; }
+        : WorkOfOne(arguments), in_product(row_packs * col_packs), all_packs(in_product.by * arguments.batch) {}
+    __device__ __forceinline__ bool has(int index) const { return index < all_packs; }
     __device__ __forceinline__ Place tile(int index) const {
-        const BatchTile pack = batch_tile(index, row_packs, col_packs, BAND);
+        const BatchTile pack = batch_tile(index, row_packs, col_packs, BAND, in_band, in_product);
         return {{own(pack.tile)}, pack.product};
     }
     __device__ __forceinline__ Place to_load(int index) const { return tile(index); }

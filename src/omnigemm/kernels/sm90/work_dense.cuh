@@ -17,7 +17,7 @@ struct Work : WorkOfOne {
     using WorkOfOne::WorkOfOne;
     __device__ __forceinline__ bool has(int index) const { return index < row_packs * col_packs; }
     __device__ __forceinline__ Place tile(int index) const {
-        return {{own(dense_tile(index, row_packs, col_packs, BAND))}};
+        return {{own(dense_tile(index, row_packs, col_packs, BAND, in_band))}};
     }
     __device__ __forceinline__ Place to_load(int index) const { return tile(index); }
 };

@@ -4,13 +4,14 @@
 
 struct WorkOfOne : WorkInOne {
     int row_packs, col_packs;  // tiles, in packs of those that a cluster works on together
+    Divisor in_band;           // packs
     int share_rank, first_block, end_block;
 
-    __device__ __forceinline__ WorkOfOne(const Arguments& arguments) {
+    __device__ __forceinline__ WorkOfOne(const Arguments& arguments)
+        : row_packs(packs(SWAP ? SHAPE_N : arguments.shape_m, TILE_ROWS * RIGHT_SHARE)),
+          col_packs(packs(SWAP ? arguments.shape_m : SHAPE_N, TILE_COLS * LEFT_SHARE)),
+          in_band(row_packs == 1 || col_packs == 1 ? 1 : BAND * row_packs) {  // not asked then, nor divided for
         const int rank = CLUSTER > 1 ? cluster_ctarank() : 0, split_rank = rank / SHARE;
-        const int left_rows = SWAP ? SHAPE_N : arguments.shape_m, right_rows = SWAP ? arguments.shape_m : SHAPE_N;
-        row_packs = (left_rows + TILE_ROWS * RIGHT_SHARE - 1) / (TILE_ROWS * RIGHT_SHARE);
-        col_packs = (right_rows + TILE_COLS * LEFT_SHARE - 1) / (TILE_COLS * LEFT_SHARE);
         share_rank = rank % SHARE;
         // Parts of K begin where scales are read, and are whole groups of DEPTH; what lies past K is zero.
         constexpr int groups = (K_BLOCKS + SCALES_AT_ONCE - 1) / SCALES_AT_ONCE;
@@ -18,6 +19,7 @@ struct WorkOfOne : WorkInOne {
         first_block = groups * split_rank / SPLIT * SCALES_AT_ONCE;
         end_block = min(groups * (split_rank + 1) / SPLIT * SCALES_AT_ONCE, end);
     }
+    static __device__ __forceinline__ int packs(int lines, int each) { return (lines + each - 1) / each; }
     // This block's tile of a pack.
     __device__ __forceinline__ Tile own(Tile pack) const {
         return {pack.row * RIGHT_SHARE + (RIGHT_SHARE > 1 ? share_rank : 0),
