@@ -22,6 +22,7 @@ SHIM = """
 constexpr int TILE_ROWS = 64 * WAVES * MATH_GROUPS, GROUP_ROWS = GROUPED ? 64 : 64 * WAVES;
 constexpr int WAVE_ROWS = GROUPED ? 64 * MATH_GROUPS : 64, SHARE = 1, CLUSTER = 1, K_BLOCKS = 1, SCALES_AT_ONCE = 4;
 constexpr int SCALE_WARPS = 0, THREADS = 128 * MATH_GROUPS;
+constexpr bool ONE_READ = false;
 enum : int { NO_SCALE, PER_ROW, PER_BLOCK };
 struct Arguments {
     const float *a_scale, *b_scale;

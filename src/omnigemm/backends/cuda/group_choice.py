@@ -13,7 +13,8 @@ from .sm90 import BLOCK_K, FETCHES, SHARED_BYTES, SHARED_PER_SM, Config, Variant
 
 GROUP_LIMIT = 8192  # lines of the table that every block makes of the groups
 _LINE, _NUMBER = 8, 2  # bytes of the table for a group, and of the list of those with a short last tile
-_TABLE_STEP = 1024  # kernels for up to 100 groups are the same
+_HANDOVER = 144  # bytes: what work_groups.cuh hands tiles over in
+_TABLE_STEP = 1024  # kernels for up to 88 groups are the same
 _SPREAD = (0.7, 0.85, 1.0, 1.15, 1.3)  # groups are not alike
 _TOKENS = (8, 16, 24, 32, 48, 64, 96, 128)  # widths of the right operand when operands are swapped
 _FEW_TOKENS, _CALM = 16, 0.75  # for up to so many, of the stages that fit: with more on their way, all come later
@@ -47,9 +48,10 @@ class Sizes:
 
 
 def table_bytes(config: Config, groups: int) -> int:
-    """Shared memory for the table of the groups; with swapped operands all tiles are alike, and there is no list."""
+    """Shared memory for the table of the groups, and for tiles that are handed over. With swapped operands all tiles
+    are alike, and there is no list."""
     listed = 0 if config.swap else (groups + 1) * _NUMBER
-    return -(-(max(1, groups) * _LINE + listed) // _TABLE_STEP) * _TABLE_STEP
+    return -(-(_HANDOVER + max(1, groups) * _LINE + listed) // _TABLE_STEP) * _TABLE_STEP
 
 
 def choices(variant: Variant, sizes: Sizes, gpu: Gpu) -> tuple[Choice, ...]:

@@ -4,6 +4,8 @@
 #pragma once
 #include "common/pipeline.cuh"
 
+constexpr int NONE = -1;  // instead of a tile's number, or of its group's
+
 // Numbers of tiles, from the thread that asks for a cluster to those that load in its other blocks.
 struct TileNumbers {
     static constexpr int SLOTS = 4;
@@ -32,7 +34,8 @@ struct TileNumbers {
     }
 };
 
-// Tiles, from the thread that loads to the warps that multiply: all that it looked up while they were busy with others.
+// Tiles, from the thread that loads to the warps that multiply or bring scales: all that it looked up while they were
+// busy with others.
 template <class Found>
 struct TileHandover {
     static constexpr int SLOTS = 4;

@@ -2,11 +2,13 @@
 // a weight for each. Every block makes a table of the groups' tiles, and takes its share of the whole list.
 #pragma once
 #include "common/groups.cuh"
+#include "sm90/tile_queue.cuh"
 #include "sm90/work_common.cuh"
 
 // A tile, and where its group's rows and scales begin.
 struct Place : PlaceInOne {
-    int group, first, count;
+    int group;  // or NONE: there are no more
+    int first, count;
 
     __device__ __forceinline__ int rows(const Arguments&) const { return count; }
     __device__ __forceinline__ int a_row(const Arguments& arguments) const {
@@ -37,10 +39,13 @@ struct Work : WorkInOne {
     // another group's weights, if they are turned.
     static constexpr bool STRAIGHT = INT8 || ELEMENT_BYTES == 2;
     static constexpr int end_block = STRAIGHT ? K_BLOCKS : (K_BLOCKS + DEPTH - 1) / DEPTH * DEPTH, first_block = 0;
+    using Handover = TileHandover<Place>;
     Groups groups;
     const Group* table;
     const GroupNumber* short_ones;
+    Handover* handover;
     int share_rank;
+    mutable Handover::At at;  // where this thread is among what is handed over
 
     __device__ __forceinline__ Work(const Arguments& arguments)
         : groups{arguments.groups,
@@ -54,11 +59,15 @@ struct Work : WorkInOne {
                  SHORT_ROWS},
           table(nullptr),
           short_ones(nullptr),
+          handover(nullptr),
           share_rank(SHARE > 1 ? cluster_ctarank() % SHARE : 0) {}
 
     // By all threads; to be followed by a barrier.
     __device__ __forceinline__ void prepare(void* memory, int warp) {
-        Group* lines = static_cast<Group*>(memory);
+        handover = static_cast<Handover*>(memory);
+        static_assert(sizeof(Handover) == 144, "what group_choice.py sets aside");
+        if (threadIdx.x == 0) handover->init(4 * MATH_GROUPS + SCALE_WARPS);
+        Group* lines = reinterpret_cast<Group*>(handover + 1);
         GroupNumber* list = reinterpret_cast<GroupNumber*>(lines + groups.count);
         table = lines;
         short_ones = list;
@@ -71,14 +80,17 @@ struct Work : WorkInOne {
         groups.given = &lines->row_end;
         groups.stride = 2;
         __syncwarp();
-        int row = groups.last_end(lane, 32);
+        int row = 0;
+        if constexpr (!SLABS) {
+            row = groups.last_end(lane, 32);
 #pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-            const int other = __shfl_up_sync(~0u, row, step);
-            if (lane >= step) row = max(row, other);
+            for (int step = 1; step < 32; step *= 2) {
+                const int other = __shfl_up_sync(~0u, row, step);
+                if (lane >= step) row = max(row, other);
+            }
+            row = __shfl_up_sync(~0u, row, 1);
+            if (lane == 0) row = 0;
         }
-        row = __shfl_up_sync(~0u, row, 1);
-        if (lane == 0) row = 0;
         const int own = groups.tiles(lane, 32, row, 0, nullptr);
         int tile = own;
 #pragma unroll
@@ -102,23 +114,48 @@ struct Work : WorkInOne {
     }
     static constexpr __device__ int end(const Place&) { return end_block; }
     static constexpr __device__ int blocks(const Place&) { return end_block; }
-    __device__ __forceinline__ int first() const { return blockIdx.x / CLUSTER; }
-    __device__ __forceinline__ int next(int index) const {
+
+    // The thread that loads finds out what tiles are, when the others are still busy with those before, and hands that
+    // over: a search and two divisions, for which the tensor cores would else wait. Math groups with tiles of their own
+    // look them up themselves, while the other one multiplies. So does everybody where there are scales and a long K,
+    // for there it lost a little, or a K for which registers are few.
+    static constexpr bool HANDS_OVER = !PINGPONG && (SCALE_WARPS == 0 || (ONE_READ && K_BLOCKS <= 24));
+    __device__ __forceinline__ int first_to_load() const { return given(there(blockIdx.x / CLUSTER)); }
+    __device__ __forceinline__ int ask(int index) const {
         const int clusters = gridDim.x / CLUSTER;
         return SHORT_ROWS > 0 ? there_and_back(index, clusters) : index + clusters;
     }
-    __device__ __forceinline__ int ask(int index) const { return next(index); }
-    __device__ __forceinline__ int first_to_load() const { return first(); }
-    __device__ __forceinline__ Place to_load(int index) const { return tile(index); }
-    static __device__ __forceinline__ int next_to_load(int asked) { return asked; }
-    __device__ __forceinline__ bool has(int index) const { return index < groups.total(table, short_ones); }
-    __device__ __forceinline__ Place tile(int index) const {
+    __device__ __forceinline__ int next_to_load(int asked) const { return given(there(asked)); }
+    __device__ __forceinline__ Place to_load(int index) const {
+        const Place place = found(index);
+        if constexpr (HANDS_OVER) handover->give(at, place);
+        return place;
+    }
+    __device__ __forceinline__ int given(int index) const {
+        if (HANDS_OVER && index == NONE) handover->give(at, Place{{}, NONE});
+        return index;
+    }
+    __device__ __forceinline__ int there(int index) const {
+        return index < groups.total(table, short_ones) ? index : NONE;
+    }
+    __device__ __forceinline__ Place found(int index) const {
         const GroupTile one = groups.tile(table, short_ones, index, BAND, SWAP);
         return {{one.tile.row * RIGHT_SHARE + (RIGHT_SHARE > 1 ? share_rank : 0),
                  one.tile.col * LEFT_SHARE + (LEFT_SHARE > 1 ? share_rank : 0)},
                 one.group,
                 one.first,
                 one.rows};
+    }
+
+    // The others: a tile's number, or, where it is handed over, that of its group.
+    __device__ __forceinline__ int first() const {
+        return HANDS_OVER ? uniform(handover->look(at).group) : there(blockIdx.x / CLUSTER);
+    }
+    static __device__ __forceinline__ bool has(int which) { return which != NONE; }
+    __device__ __forceinline__ int next(int which) const { return HANDS_OVER ? first() : there(ask(which)); }
+    __device__ __forceinline__ Place tile(int which) const { return HANDS_OVER ? handover->look(at) : found(which); }
+    __device__ __forceinline__ void leave() const {
+        if constexpr (HANDS_OVER) handover->leave(at);
     }
     // How many of a math group's waves have rows of the group: the others are not multiplied.
     static __device__ __forceinline__ int waves(const Place& place, int math_group) {

@@ -4,8 +4,6 @@
 #include "sm90/list_memory.cuh"
 #include "sm90/tile_queue.cuh"
 
-constexpr int NONE = -1;  // instead of a tile's number
-
 // A tile, and what its product has.
 struct Place : Tile {
     int number;  // among all tiles, or NONE: there are no more

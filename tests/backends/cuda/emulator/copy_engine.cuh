@@ -24,15 +24,6 @@ template <typename T>
 T __ldg(const T* from) {
     return *from;
 }
-template <typename T>
-T __shfl_sync(u32, T value, int lane) {
-    __builtin_memcpy(&emulator::exchanged[threadIdx.x], &value, 4);
-    emulator::meet();
-    T other;
-    __builtin_memcpy(&other, &emulator::exchanged[threadIdx.x / 32 * 32 + lane], 4);
-    emulator::meet();
-    return other;
-}
 inline void fence_proxy_async() {}
 
 inline u32 rounded_bf16(float value) {

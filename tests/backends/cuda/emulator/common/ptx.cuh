@@ -33,7 +33,7 @@ static bool gave_up;  // threads wait for one another, and nobody comes
 static ucontext_t outside, fibres[MOST];
 static char stacks[MOST][STACK];
 static bool done[MOST];
-static u32 exchanged[MOST];
+static u64 exchanged[MOST];
 static void (*body)();
 
 inline void meet() {
@@ -77,24 +77,30 @@ inline void launch(void (*kernel)(), int grid, int threads) {
 
 inline void __syncthreads() { emulator::meet(); }
 
+// What another thread gives.
+template <typename T>
+T from_thread(int other, T value) {
+    static_assert(sizeof(T) <= 8);
+    __builtin_memcpy(&emulator::exchanged[threadIdx.x], &value, sizeof(T));
+    emulator::meet();
+    __builtin_memcpy(&value, &emulator::exchanged[other], sizeof(T));
+    emulator::meet();  // nobody writes before all have read
+    return value;
+}
 template <typename T>
 T __shfl_xor_sync(u32, T value, int step) {
-    __builtin_memcpy(&emulator::exchanged[threadIdx.x], &value, 4);
-    emulator::meet();
-    T other;
-    __builtin_memcpy(&other, &emulator::exchanged[threadIdx.x ^ step], 4);
-    emulator::meet();  // nobody writes before all have read
-    return other;
+    return from_thread(threadIdx.x ^ step, value);
+}
+template <typename T>
+T __shfl_sync(u32, T value, int lane) {
+    return from_thread(threadIdx.x / 32 * 32 + lane, value);
+}
+template <typename T>
+T __shfl_up_sync(u32, T value, int step) {
+    return from_thread(threadIdx.x % 32 >= step ? threadIdx.x - step : threadIdx.x, value);
 }
 
 inline void __syncwarp() { emulator::meet(); }
-inline int __shfl_up_sync(u32, int value, int step) {
-    emulator::exchanged[threadIdx.x] = value;
-    emulator::meet();
-    const int other = threadIdx.x % 32 >= step ? emulator::exchanged[threadIdx.x - step] : value;
-    emulator::meet();
-    return other;
-}
 inline int __reduce_add_sync(u32, int value) {
     emulator::exchanged[threadIdx.x] = value;
     emulator::meet();
