@@ -53,7 +53,8 @@ def test_every_kind_is_checked_and_measured(kind: str, n: int, k: int) -> None:
     made = tune.measure(tune.problem_of(kind, 40, n, k), count=2)
     assert all(us > 0 for us in made.took.values())
     assert (made.blas_us is not None) == (kind != "int8")
-    assert {early for _, early in made.took} == {False, True}
+    assert {early for config, early in made.took if isinstance(config, Config)} >= {0, 2}
+    assert all(isinstance(config, str) or (config, config.stages) in made.took for config, early in made.took if early)
 
 
 def test_a_wrong_result_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:

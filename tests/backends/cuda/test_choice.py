@@ -99,7 +99,9 @@ def test_what_was_measured_leads(kinds: tuple[str, str], constant: bool) -> None
                     assert lead.measured
                 if lead.measured:
                     assert lead.config == config
-                    assert lead.early == row.get("early", False)
+                    if "constant_weights" in row:
+                        assert lead.early == row.get("early", 0)
+                        assert lead.early <= config.stages
                     assert lead.seconds == pytest.approx(row["us"] * 1e-6)
                     assert all(one.seconds >= lead.seconds for one in others)
                 else:
@@ -158,9 +160,33 @@ def test_rows_at_odd_multiples_of_16_bytes_cost_more_of_l2() -> None:
 def test_weights_are_read_early_only_where_they_are_constant_and_it_pays() -> None:
     for what, m in itertools.product((variant(576, 7168), variant(1000, 1000)), (1, 16, 64, 128, 4096)):
         assert not any(one.early for one in choices(what, m, H200))
-    for m, early in ((1, True), (32, True), (33, False), (4096, False)):
-        assert {one.early for one in choices(variant(1000, 1000), m, H200, True)} == {early}
+    for m in (1, 32):
+        assert all(one.early == one.config.stages for one in choices(variant(1000, 1000), m, H200, True))
+    for m, most in ((33, 4), (64, 4), (65, 2), (512, 2), (513, 0), (4096, 0)):
+        for one in choices(variant(1000, 4000), m, H200, True):
+            assert one.early == (0 if one.config.split > 6 else min(most, one.config.stages))
+    for m, batch in ((1, 8), (64, 8)):
+        wanted = {0} if m > 32 else {one.config.stages for one in choices(variant(1000, 1000), m, H200, True, batch)}
+        assert {one.early for one in choices(variant(1000, 1000), m, H200, True, batch)} == wanted
     assert choices(variant(576, 7168), 1, H200, True)[0].early
+
+
+def test_what_an_older_table_says_of_early_weights_is_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{**row, "early": True} if "early" in row else row for row in table(H200)[576, 7168, "block"]]
+    monkeypatch.setattr(choice, "table", lambda _: {(576, 7168, "block"): rows})
+    (lead, *_) = choices(variant(576, 7168), 1, H200, True)
+    assert lead.measured
+    assert lead.early == lead.config.stages
+
+
+def test_a_row_for_constant_weights_and_others_loads_early_by_the_models_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {"swap": False, "math_groups": 2, "waves": 1, "cols": 64, "stages": 6}
+    row = {"m_from": 257, "m_to": 700, "m": 512, "us": 20.0, "config": config}
+    monkeypatch.setattr(choice, "table", lambda _: {(576, 7168, "block"): [row]})
+    for m, constant, early in ((512, True, 2), (512, False, 0), (600, True, 0)):
+        (lead, *_) = choices(variant(576, 7168), m, H200, constant)
+        assert lead.measured
+        assert lead.early == early
 
 
 def test_few_rows_swap_and_many_do_not() -> None:

@@ -82,7 +82,7 @@ def only_launch() -> tuple[tuple[int, ...], tuple[Any, ...]]:
 
 def one_product(config: Config, **words: Any) -> dense.Launch:
     problem = describe("fp8_gemm", m=4, n=256, k=256, granularity="128x128", **words)
-    return dense.Launch(problem, config, 0, 132, early=True)
+    return dense.Launch(problem, config, 0, 132, early=3)
 
 
 def fp8_operands() -> list[Tensor]:
@@ -106,7 +106,7 @@ def test_addresses_and_tensors_give_the_same_launch(config: Config, biased: bool
     assert addresses == ((right, left) if config.swap else (left, right)) + (out.data_ptr(),)
     at_bias, kind = (bias.data_ptr(), sm90.TYPES["fp16"]) if bias is not None else (0, 0)
     of_zero = (int(zeros > 1), *(places(zero, sums) or (0, 0)))
-    assert values == (*places(a_scale, b_scale), at_bias, out.data_ptr(), 256, 4, kind, 1, *of_zero)
+    assert values == (*places(a_scale, b_scale), at_bias, out.data_ptr(), 256, 4, kind, 3, *of_zero)
 
     at = run.bind_addresses(*tensors, bias, zero, sums)
     assert at is not None

@@ -33,17 +33,17 @@ def times(took: dict[tune.Contender, float], m: int = 1, kind: str = "block") ->
 
 
 def test_few_rows_have_an_entry_for_constant_weights() -> None:
-    made = times({(SLOW, False): 5.0, (FAST, False): 4.0, (SLOW, True): 3.0, (FAST, True): 3.5})
+    made = times({(SLOW, 0): 5.0, (FAST, 0): 4.0, (SLOW, 4): 3.0, (FAST, 2): 3.5})
     plain, constant = made.rows()
     assert (plain["us"], plain["config"], plain["constant_weights"]) == (4.0, tune.compact(FAST), False)
     assert "early" not in plain
-    assert (constant["us"], constant["config"], constant["early"]) == (3.0, tune.compact(SLOW), True)
+    assert (constant["us"], constant["config"], constant["early"]) == (3.0, tune.compact(SLOW), 4)
     assert (plain["m_from"], plain["m_to"], plain["m"]) == (1, 8, 1)
     assert (made.us, made.model_us, made.blas_us) == (4.0, 5.0, None)
 
 
 def test_constant_weights_are_not_loaded_early_where_that_is_slower() -> None:
-    plain, constant = times({(SLOW, False): 5.0, (FAST, False): 4.0, (FAST, True): 4.5}, 128, "whole").rows()
+    plain, constant = times({(SLOW, 0): 5.0, (FAST, 0): 4.0, (FAST, 2): 4.5}, 128, "whole").rows()
     assert plain["config"] == constant["config"] == tune.compact(FAST)
     assert plain["us"] == constant["us"] == 4.0
     assert constant["constant_weights"]
@@ -51,20 +51,20 @@ def test_constant_weights_are_not_loaded_early_where_that_is_slower() -> None:
 
 
 def test_many_rows_have_one_entry_for_both() -> None:
-    (row,) = times({(SLOW, False): 5.0, (FAST, False): 4.0}, 4096).rows((2049, 1 << 30))
+    (row,) = times({(SLOW, 0): 5.0, (FAST, 0): 4.0}, 4096).rows((2049, 1 << 30))
     assert "constant_weights" not in row
     assert (row["m_from"], row["m_to"]) == (2049, 1 << 30)
 
 
 def test_blas_is_told_and_never_chosen() -> None:
-    took: dict[tune.Contender, float] = {(SLOW, False): 5.0, (FAST, False): 4.0, (tune.BLAS, False): 1.0}
+    took: dict[tune.Contender, float] = {(SLOW, 0): 5.0, (FAST, 0): 4.0, (tune.BLAS, 0): 1.0}
     (row,) = times(took, 4096, "16").rows()
     assert (row["us"], row["blas_us"], row["config"]) == (4.0, 1.0, tune.compact(FAST))
 
 
 def test_rows_are_legal() -> None:
     for m in (1, 45, 128, 129, 8192):
-        for row in times({(SLOW, False): 5.0, (FAST, True): 4.0, (FAST, False): 4.5}, m).rows():
+        for row in times({(SLOW, 0): 5.0, (FAST, 4): 4.0, (FAST, 0): 4.5}, m).rows():
             assert measured.fault(json.loads(json.dumps(row))) is None
 
 
@@ -180,7 +180,7 @@ class MadeUp:
 
         patch.setattr(graph, "microseconds", alone)
         patch.setattr(graph, "in_turns", in_turns)
-        patch.setattr(tune.Bench, "call", lambda _, config, early=False: lambda weight: (config, early))
+        patch.setattr(tune.Bench, "call", lambda _, config, early=0: lambda weight: (config, early))
         made = object.__new__(tune.Bench)
         made.problem, made.weights = tune.problem_of(kind, m, 64, 64), []
         return made
@@ -190,28 +190,23 @@ THIRD = Config(True, 1, 1, 8, 7)
 
 
 def test_only_who_is_near_goes_to_the_second_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    rest = {(one, True): 1.5 for one in (SLOW, FAST, THIRD)}
-    made = MadeUp({(SLOW, False): 5.0, (FAST, False): 2.0, (THIRD, False): 2.25} | rest)
+    rest = {(one, early): 1.5 for one in (SLOW, FAST, THIRD) for early in (2, 4, one.stages)}
+    made = MadeUp({(SLOW, 0): 5.0, (FAST, 0): 2.0, (THIRD, 0): 2.25} | rest)
     bench = made.bench("block", 1, monkeypatch)
     took = bench.finals(bench.sifted([SLOW, FAST, THIRD]), 1.2)
-    assert made.sifted == [(SLOW, False), (FAST, False), (THIRD, False)]
-    assert set(made.final) == {(FAST, False), (THIRD, False), (FAST, True), (THIRD, True)}
-    assert took == {
-        (SLOW, False): 5.0,
-        (FAST, False): 1.75,
-        (THIRD, False): 2.0,
-        (FAST, True): 1.25,
-        (THIRD, True): 1.25,
-    }
+    assert made.sifted == [(SLOW, 0), (FAST, 0), (THIRD, 0)]
+    early = {(one, stages) for one in (FAST, THIRD) for stages in (2, 4, one.stages)}
+    assert set(made.final) == {(FAST, 0), (THIRD, 0)} | early
+    assert took == {(SLOW, 0): 5.0, (FAST, 0): 1.75, (THIRD, 0): 2.0} | dict.fromkeys(early, 1.25)
 
 
 def test_the_models_choice_and_blas_are_never_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """How much is gained is told from times of one round. A BLAS that is far ahead leaves the field as it is."""
-    made = MadeUp({(SLOW, False): 5.0, (FAST, False): 2.0, (THIRD, False): 2.25, (tune.BLAS, False): 0.5})
+    made = MadeUp({(SLOW, 0): 5.0, (FAST, 0): 2.0, (THIRD, 0): 2.25, (tune.BLAS, 0): 0.5})
     bench = made.bench("16", 4096, monkeypatch)
     took = bench.finals(bench.sifted([SLOW, FAST, THIRD]), 1.2, [SLOW])
-    assert made.final == [(SLOW, False), (FAST, False), (THIRD, False), (tune.BLAS, False)]
-    assert took[tune.BLAS, False] == 0.25
+    assert made.final == [(SLOW, 0), (FAST, 0), (THIRD, 0), (tune.BLAS, 0)]
+    assert took[tune.BLAS, 0] == 0.25
 
 
 def test_fewer_stages_are_tried_for_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +222,7 @@ def test_fewer_stages_are_tried_for_few_rows(monkeypatch: pytest.MonkeyPatch) ->
             checked.extend(configs)
 
         def sifted(self, configs: list[Config]) -> dict[tune.Contender, float]:
-            return {(one, False): 1.0 + one.stages for one in configs}
+            return {(one, 0): 1.0 + one.stages for one in configs}
 
         def finals(self, sifted: dict[tune.Contender, float], *_: object) -> dict[tune.Contender, float]:
             return sifted
@@ -321,7 +316,7 @@ def test_each_result_is_kept_when_it_is_there(monkeypatch: pytest.MonkeyPatch) -
             raise CompileError("kernel x does not compile")
         if problem.n == 192:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return dataclasses.replace(times({(SLOW, False): 5.0, (FAST, False): 4.0}), problem=problem)
+        return dataclasses.replace(times({(SLOW, 0): 5.0, (FAST, 0): 4.0}), problem=problem)
 
     rows = []
 

@@ -70,11 +70,9 @@ class Prepared(NamedTuple):
 class Batch:
     """Runs one problem with one kernel. Strides and addresses may differ from call to call; odd ones cost a copy."""
 
-    def __init__(
-        self, problem: Problem, config: sm90.Config, index: int, multiprocessors: int, early: bool = False
-    ) -> None:
+    def __init__(self, problem: Problem, config: sm90.Config, index: int, multiprocessors: int, early: int = 0) -> None:
         self._problem, self._config, self._variant = problem, config, dense.variant_of(problem)
-        self._index, self._early = index, int(early)
+        self._index, self._early = index, early
         self._grid = config.grid(problem.m, problem.n, multiprocessors, problem.batch)
         self._shared_bytes = self._variant.shared_bytes(config)
         self._loaded = dense.loaded(problem, config, self._variant, index, self._shared_bytes)
@@ -173,9 +171,7 @@ class GemmBatch(Batch):
 class Int8Batch(Batch):
     """`int8_gemm`: scales and zero points are those of all products, or of each."""
 
-    def __init__(
-        self, problem: Problem, config: sm90.Config, index: int, multiprocessors: int, early: bool = False
-    ) -> None:
+    def __init__(self, problem: Problem, config: sm90.Config, index: int, multiprocessors: int, early: int = 0) -> None:
         super().__init__(problem, config, index, multiprocessors, early)
         self._row_sums = dense.RowSums(index) if problem.zero_points else None
 

@@ -11,7 +11,8 @@ from .measured import table
 from .sm90 import BLOCK_K, FETCHES, SHARED_BYTES, SHARED_PER_SM, Config, Variant
 
 RUNNERS_UP = 3  # that explain shows besides the choice
-_EARLY_ROWS = 32
+_FEW_ROWS = 32
+_EARLY_ROWS, _EARLY_SPLIT = 512, 6  # up to which weights are loaded early
 _TABLE_ROWS = 128  # from 33 to so many rows the table's entries hold for the number that was measured alone
 _CALM = 150_000  # bytes on their way to a multiprocessor: with more, few rows were often slower
 _MANY_STAGES = 8  # of a split K, from which on it is better if L2 takes only what is asked for
@@ -56,7 +57,7 @@ class Choice:
     config: Config
     seconds: float
     measured: bool = False  # in one of the GPU's tables, or else by the model
-    early: bool = False  # load the first weights while the kernel before still runs: only if they are constant
+    early: int = 0  # stages whose weights are loaded while the kernel before still runs: only if they are constant
     against_blas: float | None = None  # the time in parts of what cuBLAS took in the same run
     rows: int | None = None  # that were measured, or M where these are its like
     here: bool = False  # measured by `tune`, in the user's own table
@@ -64,11 +65,11 @@ class Choice:
 
 def choices(variant: Variant, m: int, gpu: Gpu, constant_weights: bool = False, batch: int = 1) -> tuple[Choice, ...]:
     """The best configs for M rows, best first; the measured one, if there is one, leads. Of batches none was."""
-    # With more rows, the weights of the next kernel were in the way of this one's about as often as they helped.
-    early = constant_weights and m <= _EARLY_ROWS
-    ranked = [dataclasses.replace(one, early=early) for one in _best(variant, alike(m), gpu, _alike_batch(batch))]
+    ranked = list(_best(variant, alike(m), gpu, _alike_batch(batch)))
+    if constant_weights:
+        ranked = [dataclasses.replace(one, early=_early(one.config, m, batch)) for one in ranked]
     known = _measured(variant, m, gpu, constant_weights) if batch == 1 else None
-    if known is not None and _EARLY_ROWS < m <= _TABLE_ROWS and m != known.rows:
+    if known is not None and _FEW_ROWS < m <= _TABLE_ROWS and m != known.rows:
         # For fewer tokens than were measured the model's choice beat the table's, narrowed to them or not.
         ranked[0] = dataclasses.replace(ranked[0], against_blas=known.against_blas)
     elif known is not None and variant.fault(known.config) is None:
@@ -76,6 +77,16 @@ def choices(variant: Variant, m: int, gpu: Gpu, constant_weights: bool = False, 
         others = (dataclasses.replace(one, seconds=max(one.seconds, known.seconds)) for one in ranked)
         ranked = [known, *(one for one in others if one.config != known.config)]
     return tuple(ranked[: 1 + RUNNERS_UP])
+
+
+def _early(config: Config, m: int, batch: int = 1) -> int:
+    """How many stages of weights to load early. Few hide the way to memory; with many, they are in the way of the
+    kernel before, which has yet to finish, unless it has few rows."""
+    if m <= _FEW_ROWS:
+        return config.stages
+    if m > _EARLY_ROWS or batch > 1 or config.split > _EARLY_SPLIT:
+        return 0
+    return min(config.stages, 4 if m <= 64 else 2)
 
 
 def alike(m: int) -> int:
@@ -206,7 +217,7 @@ def _by_rows(variant: Variant, m: int) -> Iterator[Config]:
 
 def _split_rows(variant: Variant, m: int, gpu: Gpu, batch: int) -> Iterator[Config]:
     """Operands as they are and K split: a tile has just as many columns as let all clusters run at a time."""
-    if not _EARLY_ROWS < m <= _SWAP_ROWS:
+    if not _FEW_ROWS < m <= _SWAP_ROWS:
         return
     groups = 1 if m <= 64 else 2
     step = 16 if variant.int8 else 8
@@ -311,12 +322,16 @@ def _measured(variant: Variant, m: int, gpu: Gpu, constant_weights: bool) -> Cho
     """The entry for this weight, these scales and number of rows."""
     for row in table(gpu).get((variant.n, variant.k, kind_of(variant)), ()):
         if row["m_from"] <= m <= row["m_to"] and row.get("constant_weights", constant_weights) == constant_weights:
-            blas = row.get("blas_us")
+            blas, config = row.get("blas_us"), Config(**row["config"])
+            if "constant_weights" in row:
+                early = config.stages if row.get("early") is True else int(row.get("early", 0))
+            else:
+                early = _early(config, m) if constant_weights else 0
             return Choice(
-                Config(**row["config"]),
+                config,
                 row["us"] * 1e-6,
                 measured=True,
-                early=row.get("early", False),
+                early=early,
                 against_blas=None if blas is None else row["us"] / blas,
                 # Within one step of `alike` tiles are equally wide, and the row holds for all of its span.
                 rows=m if alike(row["m_from"]) == alike(row["m_to"]) else row.get("m"),

@@ -122,9 +122,7 @@ def aligned_copy(x: Tensor) -> Tensor:
 class Launch:
     """Runs one problem with one kernel. Strides and addresses may differ from call to call; odd ones cost a copy."""
 
-    def __init__(
-        self, problem: Problem, config: sm90.Config, index: int, multiprocessors: int, early: bool = False
-    ) -> None:
+    def __init__(self, problem: Problem, config: sm90.Config, index: int, multiprocessors: int, early: int = 0) -> None:
         self._config, self._variant, self._early = config, variant_of(problem), early
         self._m, self._n, self._k = problem.m, problem.n, problem.k
         self._index, self._multiprocessors = index, multiprocessors
@@ -173,7 +171,7 @@ class Launch:
             return None
         index, swap, current_device = self._index, self._config.swap, torch._C._cuda_getDevice
         kind = 0 if bias is None else sm90.TYPES[name_of(bias.dtype)]
-        fixed = out.stride(0), self._m, kind, int(self._early), int(a_zero is not None and a_zero.numel() > 1)
+        fixed = out.stride(0), self._m, kind, self._early, int(a_zero is not None and a_zero.numel() > 1)
         no_bias: tuple[int, ...] = () if bias is not None else (0,)
         no_zeros: tuple[int, ...] = () if a_zero is not None else (0, 0)
 
@@ -340,7 +338,7 @@ class Sm90Dense:
         if problem.batch > 1:
             words.append(f"one launch for {problem.batch} products")
         if self.choice.early:
-            words.append("weights are read before the work before is done")
+            words.append(f"{self.choice.early} stages of weights are read before the work before is done")
         how = "measured here" if self.choice.here else "measured" if self.choice.measured else "modelled"
         words.append(f"{self.choice.seconds * 1e6:.1f} us {how}")
         if _copied(problem):

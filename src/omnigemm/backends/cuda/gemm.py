@@ -20,9 +20,7 @@ _NO_ZEROS = (0, 0, 0)
 class Gemm:
     """Runs one problem with one kernel. Strides and addresses may differ from call to call; odd ones cost a copy."""
 
-    def __init__(
-        self, problem: Problem, config: sm90.Config, index: int, multiprocessors: int, early: bool = False
-    ) -> None:
+    def __init__(self, problem: Problem, config: sm90.Config, index: int, multiprocessors: int, early: int = 0) -> None:
         self._config, self._variant, self._early = config, dense.variant_of(problem), early
         self._m, self._n, self._k = problem.m, problem.n, problem.k
         self._index, self._multiprocessors = index, multiprocessors
@@ -69,7 +67,7 @@ class Gemm:
         if adds and c is not None:
             spread = c.expand(out.shape)  # along dimensions of 1 by a stride of 0
             of_c = spread.stride(0), spread.stride(1), sm90.TYPES[name_of(c.dtype)]
-        fixed = out.stride(0), self._m, 0, int(self._early), *_NO_ZEROS
+        fixed = out.stride(0), self._m, 0, self._early, *_NO_ZEROS
 
         def at(alpha: float, beta: float, to: int, a: int, b: int, c: int = 0) -> bool:
             if (to | a | b) % dense.ALIGN or current_device() != index:

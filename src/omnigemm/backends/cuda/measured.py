@@ -29,13 +29,14 @@ Row = dict[str, Any]
 SUFFIX = ".json"
 NAME = re.compile(r"[a-z0-9-]+")  # as Gpu.table makes them
 _MOST_US = 1e9  # no product takes that long
+_MOST_STAGES = 64  # nor has that many
 ABOUT = (
     "For a weight of N x K, the config that ran fastest. scales: block is fp8 with 1x128 and 128x128, and is used for "
     "1x128 with 1x128 too; whole is fp8 with one for each token and channel, and is used for single ones too; int8 is "
     "int8 with any; 16 is bf16 with a weight [N, K], and is used for fp16 too, turned16 the same with [K, N], both "
     "with what cuBLAS took in the same run as blas_us. constant_weights: as the setting of that name; if it is "
-    "missing, both. early: whether the first weights are loaded before the kernel before is done. Measured at m rows "
-    "with bf16 results, used from m_from to m_to rows; us is microseconds."
+    "missing, both. early: of how many stages weights are loaded before the kernel before is done, or true, of all. "
+    "Measured at m rows with bf16 results, used from m_from to m_to rows; us is microseconds."
 )
 
 
@@ -163,9 +164,11 @@ def fault(row: Any) -> str | None:
         value: Any = row.get(name, 1.0 if name == "blas_us" else None)
         if type(value) not in (int, float) or not 0 < value < _MOST_US:
             return f"{name} is {value!r}, expected a number above 0, of microseconds"
-    for name in ("early", "constant_weights"):
-        if name in row and type(row[name]) is not bool:
-            return f"{name} is {row[name]!r}, expected true or false"
+    if "constant_weights" in row and type(row["constant_weights"]) is not bool:
+        return f"constant_weights is {row['constant_weights']!r}, expected true or false"
+    early = row.get("early", False)
+    if type(early) is not bool and (type(early) is not int or not 0 <= early <= _MOST_STAGES):
+        return f"early is {early!r}, expected true, false or a number of stages up to {_MOST_STAGES}"
     return _config_fault(row)
 
 

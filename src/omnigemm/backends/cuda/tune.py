@@ -27,20 +27,22 @@ MANY = 512  # rows from which on the chip is at its power limit, so that short r
 BLAS = "blas"  # torch's own product, in the place of a config
 _STAGED = 5  # candidates that are also tried with these parts of the stages that fit, and with another fetch
 _STAGES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
+_EARLY = (2, 4)  # stages of weights that are loaded early, besides all of them and none
 _SIFT_SECONDS, _SIFT_REPLAYS = 0.006, 3
 _SECONDS, _SECONDS_MANY, _REPLAYS = 0.006, 0.02, 6
 METHOD = (
     f"{graph.METHOD}; but all candidates with {_SIFT_SECONDS * 1e3:.0f} ms and {_SIFT_REPLAYS} replays each, up to "
     f"{FEW} rows then the best {_STAGED} of them with fewer stages, of all of these the best {_STAGED} with the other "
-    f"number of bytes that L2 takes from memory at a time, then those near the best in turns, forth and back, "
-    f"with {_SECONDS * 1e3:.0f} ms, from {MANY} rows on {_SECONDS_MANY * 1e3:.0f}, and {_REPLAYS} replays"
+    f"number of bytes that L2 takes from memory at a time, then those near the best in turns, forth and back, up to "
+    f"{FEW} rows also with weights of {_EARLY[0]}, {_EARLY[1]} and all stages loaded early, with "
+    f"{_SECONDS * 1e3:.0f} ms, from {MANY} rows on {_SECONDS_MANY * 1e3:.0f}, and {_REPLAYS} replays"
 )
 ABOUT = f"{measured.ABOUT} Method: {METHOD}."
 _DTYPES = {"e4m3": torch.float8_e4m3fn, "int8": torch.int8, "bf16": torch.bfloat16}
 _DEVICE = "cuda"
 _TOLERANCE = 0.01  # of the norm: five times what rounding to bf16 makes
 
-Contender = tuple[Config | str, bool]  # a config or BLAS, and whether weights are loaded early
+Contender = tuple[Config | str, int]  # a config or BLAS, and of how many stages weights are loaded early
 
 
 class WrongResult(OmniGemmError):
@@ -57,7 +59,7 @@ class Times:
     tried: tuple[Config, ...]
     took: dict[Contender, float]
 
-    def best(self, constant_weights: bool = False) -> tuple[Config, bool]:
+    def best(self, constant_weights: bool = False) -> tuple[Config, int]:
         """The fastest config; only if weights are constant one that loads them early, which it then says."""
         ours = (
             (config, early)
@@ -72,11 +74,11 @@ class Times:
 
     @property
     def model_us(self) -> float:
-        return self.took[self.tried[0], False]
+        return self.took[self.tried[0], 0]
 
     @property
     def blas_us(self) -> float | None:
-        return self.took.get((BLAS, False))
+        return self.took.get((BLAS, 0))
 
     def rows(self, span: tuple[int, int] | None = None) -> Iterator[Row]:
         """Of a table: the fastest of all if weights are constant, and the fastest that does not load them early."""
@@ -88,7 +90,7 @@ class Times:
             if constant is not None:
                 row["constant_weights"] = constant
             if best[1]:
-                row["early"] = True
+                row["early"] = best[1]
             row["us"] = round(self.took[best], 2)
             if self.blas_us is not None:
                 row["blas_us"] = round(self.blas_us, 2)
@@ -243,7 +245,7 @@ class Bench:
             wide.append(x.double() * scale)
         return wide[0] @ wide[1].t()
 
-    def call(self, config: Config | str, early: bool = False) -> Callable[[Tensor], object]:
+    def call(self, config: Config | str, early: int = 0) -> Callable[[Tensor], object]:
         """The product with a weight, by that config or by BLAS."""
         if isinstance(config, str):
             return lambda weight: torch.mm(self._a, self._right(weight), out=self._out)
@@ -264,8 +266,7 @@ class Bench:
     def sifted(self, configs: Iterable[Config]) -> dict[Contender, float]:
         """Short times, of weights that are not loaded early."""
         return {
-            (one, False): graph.microseconds(self.call(one), self.weights, _SIFT_SECONDS, _SIFT_REPLAYS)
-            for one in configs
+            (one, 0): graph.microseconds(self.call(one), self.weights, _SIFT_SECONDS, _SIFT_REPLAYS) for one in configs
         }
 
     def finals(
@@ -273,12 +274,13 @@ class Bench:
     ) -> dict[Contender, float]:
         """The same, and better ones of those near the best. In 16 bits, BLAS takes part as a contender."""
         limit, stay = within * min(sifted.values()), set(always)
-        near = [one for (one, _), us in sifted.items() if us <= limit or one in stay]
-        final: list[Contender] = [(one, False) for one in near]
+        near = [one for (one, _), us in sifted.items() if isinstance(one, Config) and (us <= limit or one in stay)]
+        final: list[Contender] = [(one, 0) for one in near]
         if self._is_gemm:
-            final.append((BLAS, False))
+            final.append((BLAS, 0))
         if self.problem.m <= FEW:
-            final += [(one, True) for one in near]
+            final += [(one, stages) for one in near for stages in _EARLY if stages < one.stages]
+            final += [(one, one.stages) for one in near]
         seconds = _SECONDS_MANY if self.problem.m >= MANY else _SECONDS
         calls = {one: self.call(*one) for one in final}
         return sifted | graph.in_turns(calls, self.weights, seconds, _REPLAYS)
@@ -305,9 +307,9 @@ def measure(problem: Problem, count: int = CANDIDATES, within: float = WITHIN) -
             return [one for one, _ in sorted(took, key=lambda one: took[one])[:_STAGED] if isinstance(one, Config)]
 
         more = dict.fromkeys(fewer for one in best() for fewer in with_fewer_stages(one, variant))
-        took |= sifted([one for one in more if (one, False) not in took])
+        took |= sifted([one for one in more if (one, 0) not in took])
         other = (dataclasses.replace(one, fetch=sum(FETCHES) - one.fetch) for one in best())
-        took |= sifted([one for one in other if (one, False) not in took])
+        took |= sifted([one for one in other if (one, 0) not in took])
     took = bench.finals(took, within, (tried[0], *_now(problem, which)))
     return Times(problem, choice.kind_of(variant), tried, took)
 

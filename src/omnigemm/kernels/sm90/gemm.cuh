@@ -82,7 +82,7 @@ struct Arguments {
     long long out_stride;  // in elements
     int shape_m;
     int bias_type;      // of epilogue.cuh
-    int early;          // nothing that is queued before this kernel writes B: it may be read at once
+    int early;          // stages of B to load at once: nothing that is queued before this kernel writes it
     int zero_step;      // 1: a zero point for each row of A, 0: one for all
     const int* a_zero;  // with HAS_ZERO
     const int* b_sums;  // of its rows
@@ -198,32 +198,47 @@ struct Loader {
         load(SWAP, stage, block, tile);
     }
 
-    // The first weights, as far as the ring goes, are loaded before the work before this kernel is done, if nothing in
-    // it writes them.
+    // The first weights are loaded before the work before this kernel is done, if nothing in it writes them. Often not
+    // as many as there is room for: that work has loads of its own to wait for.
     __device__ __forceinline__ void run() {
-        Position<STAGES> at;
         int ahead = 0;
 #if !GROUPED && !LIST
-        if (arguments.early && work.has(work.first())) ahead = min(STAGES, work.blocks(work.tile(work.first())));
+        if (arguments.early && work.has(work.first()))
+            ahead = min(min(STAGES, arguments.early), work.blocks(work.tile(work.first())));
 #pragma unroll 1
         for (int i = 0; i < ahead; ++i) load_weights(i, work.first_block + i, work.tile(work.first()));
 #endif
         griddepcontrol_wait();
-        int asked = 0;
-        for (int index = work.first_to_load(); work.has(index); index = work.next_to_load(asked)) {
-            asked = work.ask(index);  // needed only when this tile's loads are begun: the answer may take its time
-            const Place tile = work.to_load(index);
+        Position<STAGES> at;
+        int index = work.first_to_load();
+        Place tile = work.has(index) ? work.to_load(index) : Place{};
+        while (work.has(index)) {
+            const int asked = work.ask(index);  // the answer may take its time
             work.enter(tile, left, right);
+            int block = work.first_block;
+            if (block < work.end(tile)) load_block(at, block++, tile, ahead);
+            // The next tile is looked up when the first loads of this one are on their way, or, where that takes an
+            // answer, when all are.
+            Place next;
+            if constexpr (!LIST) index = next_tile(asked, next);
 #pragma unroll 1
-            for (int block = work.first_block; block < work.end(tile); ++block, --ahead) {
-                if (ahead <= 0) {
-                    mbarrier_wait(&shared.ring->empty[at.stage], at.phase ^ 1);
-                    load_weights(at.stage, block, tile);
-                }
-                load(!SWAP, at.stage, block, tile);
-                at.advance();
-            }
+            for (; block < work.end(tile); ++block) load_block(at, block, tile, ahead);
+            if constexpr (LIST) index = next_tile(asked, next);
+            tile = next;
         }
+    }
+    __device__ __forceinline__ int next_tile(int asked, Place& tile) const {
+        const int index = work.next_to_load(asked);
+        if (work.has(index)) tile = work.to_load(index);
+        return index;
+    }
+    __device__ __forceinline__ void load_block(Position<STAGES>& at, int block, const Place& tile, int& ahead) const {
+        if (ahead-- <= 0) {
+            mbarrier_wait(&shared.ring->empty[at.stage], at.phase ^ 1);
+            load_weights(at.stage, block, tile);
+        }
+        load(!SWAP, at.stage, block, tile);
+        at.advance();
     }
 };
 
@@ -346,6 +361,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         if constexpr (CLUSTER > 1 && SHARE == 1) cluster_wait();
     } else {
         if constexpr (REBALANCE) setmaxnreg_inc<MATH_REGISTERS>();
+        // Everyone in the cluster is ready to receive sums. Asked for now, when the first operands are waited for
+        // anyhow.
+        if constexpr (CLUSTER > 1 && SHARE == 1) cluster_wait();
         griddepcontrol_wait();
         const int row = group * GROUP_ROWS + warp % 4 * 16 + threadIdx.x % 32 / 4;
         Mainloop mainloop(shared.stages, group, row);
@@ -356,6 +374,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
             Place tile = work.tile(index);
             if (!turns.take()) {
                 at.skip(work.blocks(tile));
+                work.leave();
                 continue;
             }
             const int waves = work.waves(tile, group);
@@ -367,7 +386,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                 continue;
             }
             computed(tile.row), computed(tile.col);  // else their divisions may come again behind the products
-            const Epilogue::Ahead ahead(arguments, tile, row);
+            Epilogue::Ahead ahead(arguments, tile, row);
             Mainloop::Sums sums;
             if (WAVES == 1 || waves == WAVES)
                 mainloop.run<WAVES>(sums, shared.ring, at, shared.scales, tile, work.blocks(tile), work.share_rank,
