@@ -18,7 +18,6 @@ from itertools import islice
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the benchmarks, also in the processes that are started
-GROUPED = ("grouped_masked_fp8_block", "grouped_contiguous_fp8_block")
 
 
 def single(m: int, n: int, k: int) -> None:
@@ -42,7 +41,7 @@ def calls() -> Iterator[Callable[[], None]]:
     import gpu
 
     yield from (partial(single, *shape) for shape in gpu.SHAPES)
-    yield from (partial(grouped, op, *shape) for op in GROUPED for shape in groups.SHAPES[op])
+    yield from (partial(grouped, op, *shape) for op, shape in groups.cases("fp8_block"))
 
 
 def work(part: int, parts: int) -> None:

@@ -39,8 +39,13 @@ for _m, _n, _k in SIZES:
 CASES = {name: case for name, case in CASES.items() if fits(*case)}
 
 
+# Results that can be multiplied again as they are.
+SQUARE = describe("gemm", m=100, n=1024, k=1024, dtype="bf16", b_layout="col")
+
+
 def specs(_: Gpu) -> set[KernelSpec]:
-    return {dense.spec(config, dense.variant_of(made)) for config, made in CASES.values()}
+    chained = [(config, SQUARE) for config in STRAIGHT.values()]
+    return {dense.spec(config, dense.variant_of(made)) for config, made in [*CASES.values(), *chained]}
 
 
 def product(config: sm90.Config, made: Problem) -> tuple[Tensor, Tensor, Callable[[int, Tensor, Tensor], None]]:
@@ -63,7 +68,7 @@ def product(config: sm90.Config, made: Problem) -> tuple[Tensor, Tensor, Callabl
 
 @pytest.mark.parametrize("title", CASES)
 def test_the_result_is_the_same(title: str) -> None:
-    """What is multiplied is written right before, so a kernel that read it early too would show."""
+    """Also of an A that is written right before."""
     config, made = CASES[title]
     torch.manual_seed(0)
     first, second, run = product(config, made)
@@ -81,3 +86,25 @@ def test_the_result_is_the_same(title: str) -> None:
         run(STAGES[i // 2], a, out)
         found.append(out)
     assert all(torch.equal(out, wanted[i % 2]) for i, out in enumerate(found))
+
+
+@pytest.mark.parametrize("name", STRAIGHT)
+@pytest.mark.parametrize("early", [0, *STAGES])
+def test_results_that_are_multiplied_next_are_waited_for(name: str, early: int) -> None:
+    """Each kernel lets the next one begin before it is done. Who read its results early too would find NaN."""
+    torch.manual_seed(0)
+    weight = torch.randn(SQUARE.n, SQUARE.k, device="cuda", dtype=torch.bfloat16).t() / 32
+    start = torch.randn(SQUARE.m, SQUARE.k, device="cuda", dtype=torch.bfloat16)
+
+    def chain(stages: int, wait: bool) -> list[Tensor]:
+        run = gemm.Gemm(SQUARE, STRAIGHT[name], 0, gpu.of(0).multiprocessors, stages)
+        found = [torch.full_like(start, float("nan")) for _ in range(20)]
+        for x, out in zip([start, *found], found, strict=False):
+            run(out, x, weight, None, 1.0, 0.0)
+            if wait:
+                torch.cuda.synchronize()
+        return found
+
+    wanted = chain(0, wait=True)
+    assert not bool(wanted[-1].isnan().any())
+    assert all(torch.equal(one, other) for one, other in zip(chain(early, wait=False), wanted, strict=True))

@@ -165,9 +165,8 @@ def test_weights_are_read_early_only_where_they_are_constant_and_it_pays() -> No
     for m, most in ((33, 4), (64, 4), (65, 2), (512, 2), (513, 0), (4096, 0)):
         for one in choices(variant(1000, 4000), m, H200, True):
             assert one.early == (0 if one.config.split > 6 else min(most, one.config.stages))
-    for m, batch in ((1, 8), (64, 8)):
-        wanted = {0} if m > 32 else {one.config.stages for one in choices(variant(1000, 1000), m, H200, True, batch)}
-        assert {one.early for one in choices(variant(1000, 1000), m, H200, True, batch)} == wanted
+    assert all(one.early == one.config.stages for one in choices(variant(1000, 1000), 1, H200, True, batch=8))
+    assert not any(one.early for one in choices(variant(1000, 1000), 64, H200, True, batch=8))
     assert choices(variant(576, 7168), 1, H200, True)[0].early
 
 

@@ -32,33 +32,25 @@ struct Arguments {{
     int c_type;
 }};
 #include "sm90/work_groups.cuh"
+#include "tile_walk.cuh"
 
 static Arguments given;
 alignas(16) static char shared[sizeof(Work::Handover) + 10 * 600 + 2];
 static int *found, seen, most, prepared[64];
 
-// As gemm.cuh has it, without loads and products.
 static void kernel() {{
     Work work(given);
     work.prepare(shared, threadIdx.x / 32);
     prepared[blockIdx.x] += threadIdx.x / 32 == 1;
     while (prepared[blockIdx.x] < 32) emulator::meet();  // who makes the table meets with its own warp meanwhile
-    if (threadIdx.x == 128 * MATH_GROUPS) {{
-        int asked = 0;
-        for (int index = work.first_to_load(); work.has(index); index = work.next_to_load(asked)) {{
-            asked = work.ask(index);
-            work.to_load(index);
-        }}
-    }} else if (threadIdx.x < 128 * MATH_GROUPS) {{
-        for (int index = work.first(); work.has(index); index = work.next(index)) {{
-            const Place tile = work.tile(index);
-            work.leave();
-            if (threadIdx.x % 32 || seen >= most) continue;
+    if (threadIdx.x == 128 * MATH_GROUPS) load_tiles(work);
+    if (threadIdx.x < 128 * MATH_GROUPS)
+        take_tiles(work, [](const Place& tile) {{
+            if (seen >= most) return;
             int* line = found + 6 * seen++;
             line[0] = threadIdx.x / 32, line[1] = tile.group, line[2] = tile.row, line[3] = tile.col;
             line[4] = tile.first, line[5] = tile.count;
-        }}
-    }}
+        }});
 }}
 extern "C" int walk(const int* groups, int count, int limit, int grid, int* lines, int room) {{
     given = {{groups, count, limit}};

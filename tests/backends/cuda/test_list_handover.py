@@ -24,32 +24,24 @@ struct Arguments {
     int list_count;
 };
 #include "sm90/work_list.cuh"
+#include "tile_walk.cuh"
 
 static Arguments given;
 alignas(128) static char shared[sizeof(Work::Handover) + sizeof(TileNumbers) + 4 * 600];
 static int *found, seen, most;
 
-// As gemm.cuh has it, without loads and products.
 static void kernel() {
     Work work(given);
     work.prepare(shared, 0);
     __syncthreads();
-    if (threadIdx.x == 128) {
-        int asked = 0;
-        for (int index = work.first_to_load(); work.has(index); index = work.next_to_load(asked)) {
-            asked = work.ask(index);
-            work.to_load(index);
-        }
-    } else if (threadIdx.x < 128) {
-        for (int index = work.first(); work.has(index); index = work.next(index)) {
-            const Place tile = work.tile(index);
-            work.leave();
-            if (threadIdx.x % 32 || seen >= most) continue;
+    if (threadIdx.x == 128) load_tiles(work);
+    if (threadIdx.x < 128)
+        take_tiles(work, [](const Place& tile) {
+            if (seen >= most) return;
             int* line = found + 6 * seen++;
             line[0] = threadIdx.x / 32, line[1] = tile.which, line[2] = tile.row, line[3] = tile.col;
             line[4] = tile.m, line[5] = tile.n;
-        }
-    }
+        });
 }
 extern "C" int walk(char* memory, int count, int grid, int* lines, int room) {
     given = {memory, count};
