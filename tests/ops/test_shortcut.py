@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import omnigemm
 from omnigemm.core.dispatch import PlanCache
 from omnigemm.ops import _library, _run, grouped_list, overlap
-from omnigemm.ops._recent import ANEW, RecentCalls, recent_calls
+from omnigemm.ops._again import ANEW
+from omnigemm.ops._recent import RecentCalls, recent_calls
 from op_support import forget_calls
 
 OP = torch.ops.omnigemm.fp8_gemm
@@ -518,6 +519,20 @@ def test_whoever_watches_sees_lists_too(through_dispatcher: list[int]) -> None:
     with Watch() as watch:
         check_lists(omnigemm.grouped_gemm(a, b), a, b)
     assert operator in watch.seen
+    seen: list[Any] = []
+
+    class Functions(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Functions():
+        omnigemm.grouped_gemm(a, b)
+    assert operator in seen
+    del through_dispatcher[:]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        omnigemm.grouped_gemm(a, b)
+    assert through_dispatcher
     compiled = torch.compile(lambda x, y: omnigemm.grouped_gemm([x, a[1]], [y, b[1]]), fullgraph=True, backend="eager")
     assert torch.equal(compiled(a[0], b[0])[0], wanted[0])
     del through_dispatcher[:]

@@ -97,14 +97,15 @@ def _start_log(level: str) -> None:
 
 
 _active: ContextVar[Settings | None] = ContextVar("omnigemm_settings", default=None)
-_base: Settings | None = None
+active = _active.get  # what `settings` has put in force here; None: nothing, and the environment holds
+_base: Settings | None = None  # of the environment
 
 
 def current() -> Settings:
     """The settings in force here; the environment is read at the first call, not at import."""
-    active = _active.get()
-    if active is not None:
-        return active
+    changed = active()
+    if changed is not None:
+        return changed
     global _base
     if _base is None:
         _base = _from_environment()

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from ._again import ANEW
 from ._operation import Operands, Operation, Operators
-from ._recent import ANEW, shortcut
+from ._recent import shortcut
 from ._results import allocate
 from ._run import execute
 from .checks import need_words

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from ..core.dtypes import FP8, name_of
 from ..core.problem import Problem, layout_of
+from ._again import ANEW
 from ._library import call, register
 from ._operation import Operands, Operation
-from ._recent import ANEW, repeated
+from ._recent import repeated
 from .checks import (
     OutSpec,
     as_scale,
@@ -101,7 +102,7 @@ def fp8_gemm(
 
     One value; [M] and [N]; [M, ceil(K/128)] with [ceil(N/128), ceil(K/128)] or with [N, ceil(K/128)].
     """
-    done: Tensor = repeated(_ops, (a, b, a_scale, b_scale, bias), out, out_dtype, backend)
+    done: Tensor = repeated(_OP, a, b, (out, out_dtype, backend, a, b, a_scale, b_scale, bias))
     if done is ANEW:
         done = call(_ops, _collect(a, b, a_scale, b_scale, bias=bias), out, out_dtype, backend)
     return done

@@ -10,9 +10,10 @@ from torch import Tensor
 from ..core.dtypes import FLOATS, name_of
 from ..core.errors import DTypeError, ShapeError
 from ..core.problem import Problem, layout_of
+from ._again import ANEW
 from ._library import call, register
 from ._operation import Operands, Operation
-from ._recent import ANEW, repeated
+from ._recent import repeated
 from .checks import (
     OutSpec,
     need_dim,
@@ -138,7 +139,7 @@ def gemm(
     """
     done: Any = ANEW
     if type(alpha) is float and type(beta) is float:  # True equals 1.0, but is no number to multiply by
-        done = repeated(_ops, (a, b, c, alpha, beta), out, out_dtype, backend)
+        done = repeated("gemm", a, b, (out, out_dtype, backend, a, b, c, alpha, beta))
     if done is ANEW:
         done = call(_ops, _collect(a, b, c, alpha=alpha, beta=beta), out, out_dtype, backend)
     returned: Tensor = done

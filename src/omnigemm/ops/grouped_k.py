@@ -10,9 +10,10 @@ from torch import Tensor
 from ..core.dtypes import FLOATS, FP8, name_of
 from ..core.errors import DTypeError, ShapeError
 from ..core.problem import Problem, layout_of
+from ._again import ANEW
 from ._library import call, register
 from ._operation import Operands, Operation
-from ._recent import ANEW, repeated
+from ._recent import repeated
 from .checks import (
     OutSpec,
     blocks_of,
@@ -131,7 +132,7 @@ def grouped_gemm_k_contiguous(
 
     Group g has the rows ends[g-1]..ends[g]. 16-bit, fp32, or fp8 with scales per 128 rows. C may be `out` itself.
     """
-    done: Any = repeated(_ops, (a, b, ends, c, a_scale, b_scale), out, out_dtype, backend)
+    done: Any = repeated(OP, a, b, (out, out_dtype, backend, a, b, ends, c, a_scale, b_scale))
     if done is ANEW:
         done = call(_ops, _collect(a, b, ends, c, a_scale=a_scale, b_scale=b_scale), out, out_dtype, backend)
     returned: Tensor = done

@@ -12,9 +12,10 @@ from ..core.dtypes import FLOATS, name_of
 from ..core.errors import DTypeError, ShapeError
 from ..core.problem import Problem, layout_of
 from ..core.watched import PLAIN
+from ._again import ANEW
 from ._library import call, register
 from ._operation import Operands, Operation
-from ._recent import ANEW, repeated
+from ._recent import repeated_list
 from .checks import (
     OutSpec,
     need_all_distinct,
@@ -212,7 +213,7 @@ def grouped_gemm(
     if out is not None and not isinstance(out, (list, tuple)):
         raise DTypeError(f"{_OP}: out is a {type(out).__name__}, expected a list of matrices")
     target = None if out is None else list(out)
-    done: Any = repeated(_ops, arguments, target, out_dtype, backend)
+    done: Any = repeated_list(_OP, (target, out_dtype, backend, *arguments))
     if done is ANEW:
         done = call(_ops, arguments, target, out_dtype, backend)
     returned: list[Tensor] = done

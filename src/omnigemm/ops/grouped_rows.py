@@ -14,9 +14,10 @@ from ..core.errors import ShapeError
 from ..core.problem import Problem, layout_of
 from ..core.weights import Int4Parts
 from ..quant import Int4Weight
+from ._again import ANEW
 from ._library import call, register
 from ._operation import Operands, Operation, Operators
-from ._recent import ANEW, repeated
+from ._recent import repeated
 from .checks import (
     OutSpec,
     as_scale,
@@ -200,7 +201,7 @@ def grouped_gemm_contiguous(
     16-bit, fp32, fp8 or int8; scales as in the dense operation, per row of A and per group of B. Rows at or past
     ends[-1] are not written.
     """
-    done: Tensor = repeated(_contiguous_ops[0], (a, b, ends, a_scale, b_scale), out, out_dtype, backend)
+    done: Tensor = repeated(_CONTIGUOUS, a, b, (out, out_dtype, backend, a, b, ends, a_scale, b_scale))
     if done is ANEW:
         operands = _collect_contiguous(a, b, ends, a_scale=a_scale, b_scale=b_scale)
         done = _call(_contiguous_ops, operands, out, out_dtype, backend)
@@ -225,7 +226,7 @@ def grouped_gemm_masked(
     """
     done: Any = ANEW
     if expected_m is None or type(expected_m) is int:  # True and 1.0 equal 1, but are no numbers of rows
-        done = repeated(_masked_ops[0], (a, b, counts, a_scale, b_scale, expected_m), out, out_dtype, backend)
+        done = repeated(_MASKED, a, b, (out, out_dtype, backend, a, b, counts, a_scale, b_scale, expected_m))
     if done is ANEW:
         operands = _collect_masked(a, b, counts, a_scale=a_scale, b_scale=b_scale, expected_m=expected_m)
         done = _call(_masked_ops, operands, out, out_dtype, backend)

@@ -12,9 +12,10 @@ from ..core.errors import DTypeError, ShapeError
 from ..core.problem import Problem, layout_of
 from ..core.weights import Int4Parts
 from ..quant import Int4Weight
+from ._again import ANEW
 from ._library import call, register
 from ._operation import Operands, Operation
-from ._recent import ANEW, repeated
+from ._recent import repeated
 from .checks import (
     OutSpec,
     need_bias,
@@ -109,7 +110,8 @@ def int4_gemm(
     """A W^T + bias for fp16 or bf16 A [M, K] and an Int4Weight of [N, K], in A's dtype unless `out` has another."""
     done: Any = ANEW
     if isinstance(w, Int4Weight):
-        done = repeated(_ops, (a, *parts_of(w), bias), out, None, backend)
+        parts = parts_of(w)
+        done = repeated(_OP, a, parts[0], (out, None, backend, a, *parts, bias))
     if done is ANEW:
         a, parts, bias = _collect(a, w, bias=bias)
         done = call(_ops, (a, *parts, bias), out, None, backend)

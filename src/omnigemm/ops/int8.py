@@ -10,9 +10,10 @@ from torch import Tensor
 from ..core.dtypes import name_of
 from ..core.errors import ShapeError
 from ..core.problem import Problem, layout_of
+from ._again import ANEW
 from ._library import call, register
 from ._operation import Operands, Operation
-from ._recent import ANEW, repeated
+from ._recent import repeated
 from .checks import (
     OutSpec,
     as_scale,
@@ -122,7 +123,7 @@ def int8_gemm(
     A is int8 [M, K] or [B, M, K], B is int8 [N, K] or [B, N, K]; scales are fp32, one value or [M] / [N]; a_zero is
     int32, one value or [M]. The output is bf16 unless `out` or `out_dtype` says fp16 or fp32.
     """
-    done: Tensor = repeated(_ops, (a, b, a_scale, b_scale, a_zero, bias), out, out_dtype, backend)
+    done: Tensor = repeated(_OP, a, b, (out, out_dtype, backend, a, b, a_scale, b_scale, a_zero, bias))
     if done is ANEW:
         operands = _collect(a, b, a_scale, b_scale, a_zero=a_zero, bias=bias)
         done = call(_ops, operands, out, out_dtype, backend)

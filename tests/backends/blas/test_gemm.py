@@ -18,7 +18,7 @@ from omnigemm.backends.blas.caller import Caller
 from omnigemm.backends.blas.matrices import Matrices
 from omnigemm.core.dtypes import name_of
 from omnigemm.core.problem import describe
-from omnigemm.ops import _recent, _run
+from omnigemm.ops import _again, _run
 from omnigemm.ops._run import calls
 from op_support import forget_calls
 
@@ -349,7 +349,7 @@ def test_a_warm_call_hands_over_addresses(
         written.append(1)
         return write(*call)
 
-    for module in (_run, _recent):
+    for module in (_run, _again):
         monkeypatch.setattr(module, "write", look)
     b = torch.randn(*batch, 6, 5)
     for _ in range(4):

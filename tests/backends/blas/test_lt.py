@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,11 +32,13 @@ from backends.blas.cases import (
     word,
 )
 from backends.blas.test_gemm import LAYOUTS, laid_out
+from omnigemm.backends.blas import lt
 from omnigemm.backends.blas.caller import Caller
 from omnigemm.backends.blas.choices import key_of
 from omnigemm.backends.blas.vendors import STATUSES
+from omnigemm.backends.blas.workspaces import Workspaces
 from omnigemm.core.dtypes import name_of
-from omnigemm.ops import _recent, _run
+from omnigemm.ops import _again, _run
 from op_support import forget_calls
 
 
@@ -239,6 +242,22 @@ def test_a_product_is_chosen_once(pair: Any) -> None:
     (line,) = lines(pair, "choose")
     assert word(line, "most") == "4096"
     assert {word(line, "bytes") for line in lines(pair, "matmul")} == {"4096"}
+
+
+def test_launches_of_one_product_share_what_was_chosen(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many other products there were since: a capture, which cannot choose, may bind anew."""
+    monkeypatch.setattr("omnigemm.backends.blas.lt._KEPT", 2)
+    captures = [False]
+    backend = opened(pair, by=caller(capturing=lambda: captures[0]))
+    a, b, out = (at_address(x, 256) for x in (torch.randn(2, 32), torch.randn(32, 3), torch.empty(2, 3)))
+    launch = kernel(backend).product.bind(out, a, b, None, 1.0, 0.0)
+    launch(out, a, b, None, 1.0, 0.0)
+    for k in range(1, 6):
+        product(backend, torch.empty(2, 2), torch.ones(2, k), torch.ones(k, 2))
+    captures[0] = True
+    torch.testing.assert_close(product(backend, out.zero_(), a, b), exact(a, b).float())
+    assert not products(pair.blas.log())
+    assert len(lines(pair, "matmul")) == 7
 
 
 def test_products_that_are_long_gone_are_forgotten(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -458,6 +477,192 @@ def test_no_memory_for_a_workspace(pair: Any, monkeypatch: pytest.MonkeyPatch) -
     assert bool((out == 5.0).all())  # C was not copied yet
 
 
+# ------------------------------------------------------------------------------------------- the same addresses again
+
+
+class Bound:
+    """A launch by addresses, its operands, and how often it had to make what it hands over."""
+
+    def __init__(self, backend: Any, monkeypatch: pytest.MonkeyPatch, k: int = 32, dtype: Any = torch.float32) -> None:
+        shapes = {"out": (4, 8), "a": (4, k), "b": (k, 8), "c": (4, 8)}
+        self.tensors = {name: at_address(torch.randn(shape).to(dtype), 256) for name, shape in shapes.items()}
+        self._launch = kernel(backend).product.bind_addresses(*self.tensors.values(), 1.0, 2.0)
+        self._made: list[int] = []
+        real = lt.number
+        monkeypatch.setattr(lt, "number", lambda value: self._made.append(1) or real(value))
+
+    def __call__(self, alpha: float = 1.0, beta: float = 2.0, **others: Tensor) -> bool:
+        """Whether all was made anew."""
+        tensors = self.tensors | others
+        out, a, b, c = tensors.values()
+        out.fill_(float("nan"))
+        self._made.clear()
+        assert self._launch is not None
+        assert self._launch(alpha, beta, *(one.data_ptr() for one in tensors.values()))
+        torch.testing.assert_close(out, exact(a, b, c, alpha, beta).to(out.dtype))
+        return bool(self._made)
+
+
+@pytest.mark.parametrize("k", [8, 32])  # without and with a workspace
+def test_the_same_addresses_again(pair: Any, monkeypatch: pytest.MonkeyPatch, k: int) -> None:
+    bound = Bound(opened(pair), monkeypatch, k)
+    assert [bound() for _ in range(3)] == [True, False, False]
+    bound.tensors["a"].mul_(2.0)
+    assert not bound()
+    first, *others = lines(pair, "matmul")
+    assert others == [first] * 3
+
+
+def test_other_addresses_and_factors(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    bound = Bound(opened(pair), monkeypatch)
+    bound()
+    for name, one in bound.tensors.items():
+        other = at_address(one.neg(), 256)
+        assert [bound(**{name: other}), bound(**{name: other})] == [True, False]
+        assert bound() == (name != "out")  # several of which are known
+    for factors in ((2.0, 2.0), (1.0, 3.0), (1.0, 2.0)):
+        assert [bound(*factors), bound(*factors)] == [True, False]
+
+
+def test_few_addresses_are_known(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of four results, and then of the last ones."""
+    bound = Bound(opened(pair), monkeypatch)
+    outs = [at_address(torch.empty(4, 8), 256) for _ in range(5)]
+    for out in outs[:4]:
+        assert bound(out=out)
+    assert not any(bound(out=out) for out in outs[:4])
+    assert [bound(out=outs[i]) for i in (4, 4, 0)] == [True, False, True]
+
+
+def test_the_same_addresses_in_another_stream(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = [1]
+    bound = Bound(opened(pair, by=caller(lambda: stream[0])), monkeypatch)
+    made = []
+    for stream[0] in (1, 1, 2, 2, 1):
+        made.append(bound())
+    assert made == [True, False, True, False, True]
+    found = lines(pair, "matmul")
+    assert [word(line, "stream") for line in found] == [hex(one) for one in (1, 1, 2, 2, 1)]
+    rooms = [word(line, "workspace") for line in found]
+    assert rooms[0] == rooms[1] == rooms[4] != rooms[2] == rooms[3]
+
+
+@pytest.mark.usefixtures("_switches")
+@pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
+def test_the_same_addresses_with_other_switches(pair: Any, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    bound, wide = Bound(opened(pair), monkeypatch, dtype=dtype), dtype == torch.float32
+    name = "allow_tf32" if wide else f"allow_{name_of(dtype)}_reduced_precision_reduction"
+    made = []
+    for allowed in (True, True, False, False, True):
+        setattr(torch.backends.cuda.matmul, name, allowed)
+        made.append(bound())
+    assert made == [True, False, True, False, True]
+    found = [word(line, "compute" if wide else "reductions") for line in lines(pair, "matmul")]
+    assert found == (["77", "77", "68", "68", "77"] if wide else ["7", "7", "2", "2", "7"])
+
+
+@pytest.mark.parametrize("k", [8, 32])
+def test_the_same_addresses_in_a_capture(pair: Any, monkeypatch: pytest.MonkeyPatch, k: int) -> None:
+    """Which is of another stream, mostly."""
+    captures, stream, memory = [False], [1], []
+    real = Workspaces._memory
+
+    def look(self: Workspaces, size: int) -> Tensor:
+        made = real(self, size)
+        memory.append(weakref.ref(made))
+        return made
+
+    monkeypatch.setattr(Workspaces, "_memory", look)
+    bound = Bound(opened(pair, by=caller(lambda: stream[0], lambda: captures[0])), monkeypatch, k)
+    made = []
+    for captures[0], stream[0] in ((False, 1), (True, 1), (True, 2), (True, 2), (False, 1)):
+        made.append(bound())
+    rooms = [word(line, "workspace") for line in lines(pair, "matmul")]
+    if k == 8:
+        assert made == [True, False, True, False, True]
+        assert set(rooms) == {"0x0"}
+    else:
+        assert made == [True, True, True, True, False]
+        assert rooms[0] == rooms[4]
+        assert rooms[0] not in rooms[1:4]
+        assert [one() is not None for one in memory] == [True, False, False, False]  # graphs' own is not held on to
+
+
+def test_a_copied_c_is_copied_again(pair: Any) -> None:
+    """Also at the same addresses."""
+    out, a, b, c = torch.empty(4, 8), torch.randn(4, 32), torch.randn(32, 8), torch.randn(8)
+    at = kernel(opened(pair)).product.bind_addresses(out, a, b, c, 1.0, 2.0)
+    assert at is not None
+    addresses = [one.data_ptr() for one in (out, a, b, c)]
+    for _ in range(2):
+        assert not at(1.0, 2.0, *addresses)
+        assert at(1.0, 2.0, *addresses, before=lambda: out.copy_(c.expand_as(out)))
+        torch.testing.assert_close(out, exact(a, b, c, 1.0, 2.0).float())
+    assert len(lines(pair, "matmul")) == 2
+
+
+def test_the_same_addresses_while_another_has_the_room(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = opened(pair)
+    bound = Bound(backend, monkeypatch)
+    bound()
+    by_lt = kernel(backend).product.lt
+    assert by_lt is not None
+    rooms = by_lt.device(CPU).rooms
+    taken = rooms.take(STREAM, 1024)
+    assert [bound(), bound()] == [True, False]  # with a room of its own from now on
+    rooms.give(taken)  # so that this is the next
+    assert [bound(), bound()] == [True, False]
+    first, *found = [word(line, "workspace") for line in lines(pair, "matmul")]
+    assert found[0] == found[1] != first
+    assert found[2] == found[3] == first
+    assert [len(free) for free in rooms._free.values()] == [2]
+
+
+def test_an_error_at_the_same_addresses_gives_the_room_back(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = opened(pair)
+    bound = Bound(backend, monkeypatch)
+    bound()
+    for _ in range(3):
+        pair.lt.fail("cublasLtMatmul", 13)
+        with pytest.raises(omnigemm.DeviceError, match="EXECUTION_FAILED"):
+            bound()
+    assert not bound()
+    by_lt = kernel(backend).product.lt
+    assert by_lt is not None
+    assert [len(free) for free in by_lt.device(CPU).rooms._free.values()] == [1]
+
+
+@pytest.mark.parametrize("streams", [1, 4])
+def test_threads_never_share_a_workspace_of_one_launch(pair: Any, streams: int) -> None:
+    """All with the same `out`, where they write the same."""
+    local = threading.local()
+    backend = opened(pair, by=caller(lambda: local.stream))
+    pair.lt.set_delay(100)
+    a, b, out = torch.randn(8, 64), torch.randn(64, 8), torch.empty(8, 8)
+    local.stream = 1
+    at = kernel(backend).product.bind_addresses(out, a, b, None, 1.0, 0.0)
+    assert at is not None
+    addresses = [one.data_ptr() for one in (out, a, b)]
+    failed: list[int] = []
+
+    def work(number: int) -> None:
+        local.stream = 1 + number % streams
+        for _ in range(40):
+            if not at(1.0, 0.0, *addresses):
+                failed.append(number)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    torch.testing.assert_close(out, exact(a, b).float())
+    assert pair.lt.overlaps() == 0
+    assert len(lines(pair, "matmul")) == 16 * 40
+    assert not errors(pair)
+
+
 # -------------------------------------------------------------------------------------------------- as it is called
 
 
@@ -483,7 +688,7 @@ def test_a_warm_call_hands_over_addresses(
         written.append(1)
         return write(*call)
 
-    for module in (_run, _recent):
+    for module in (_run, _again):
         monkeypatch.setattr(module, "write", look)
     b = torch.randn(*batch, 6, 5)
     for _ in range(4):

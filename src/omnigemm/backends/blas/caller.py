@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,22 +30,24 @@ def cuda_caller() -> Caller:
     )
 
 
-def _answer(getter: Callable[[], Any]) -> Callable[[], bool]:
-    """Newer versions of torch answer with a second switch, about split K, which is the library's choice here."""
-    return (lambda: getter()[0]) if isinstance(getter(), tuple) else getter
+def _tf32() -> Callable[[], Any]:
+    """As torch's own products see it. Reading `allow_tf32` is an error once somebody used torch's newer switch."""
+    precision = getattr(torch._C, "_get_fp32_precision_getter", None)
+    if precision is None:  # before torch 2.9
+        return lambda: torch.backends.cuda.matmul.allow_tf32
+    return partial(precision, "cuda", "matmul")
 
 
-# Whether partial sums of a split K may be added up in the type of the result.
-may_reduce_in_16_bits: dict[torch.dtype, Callable[[], bool]] = {
-    torch.float16: _answer(torch._C._get_cublas_allow_fp16_reduced_precision_reduction),
-    torch.bfloat16: _answer(torch._C._get_cublas_allow_bf16_reduced_precision_reduction),
+# What torch's switches answer for a type of operands, as it comes: whether it changed costs less to see than what it
+# means. Of fp32, whether TF32 will do; else, whether partial sums of a split K may be added up in the result's type.
+switches: dict[torch.dtype, Callable[[], Any]] = {
+    torch.float32: _tf32(),
+    torch.float16: torch._C._get_cublas_allow_fp16_reduced_precision_reduction,
+    torch.bfloat16: torch._C._get_cublas_allow_bf16_reduced_precision_reduction,
 }
 
-_fp32_precision: Callable[[str, str], str] | None = getattr(torch._C, "_get_fp32_precision_getter", None)
 
-
-def tf32_allowed() -> bool:
-    """As torch's own products see it. Reading `allow_tf32` is an error once somebody used torch's newer switch."""
-    if _fp32_precision is None:  # before torch 2.9
-        return bool(torch.backends.cuda.matmul.allow_tf32)
-    return _fp32_precision("cuda", "matmul") == "tf32"
+def allows(answer: Any) -> bool:
+    """What an answer means. Newer versions of torch have the name of a precision, and for 16 bits a second switch,
+    about split K, which is the library's choice here."""
+    return bool(answer[0]) if isinstance(answer, tuple) else answer in (True, "tf32")

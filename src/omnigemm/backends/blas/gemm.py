@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...core.plan import AddressLaunch, Launch
-from .caller import Caller, may_reduce_in_16_bits, tf32_allowed
+from .caller import Caller, allows, switches
 from .library import Library, LtLibrary
 from .lt import LtGemm
 from .matrices import Matrices, readable
@@ -49,12 +49,12 @@ class Gemm:
 
     def precision(self, dtype: torch.dtype) -> Callable[[], tuple[Any, int]]:
         """Tells the compute type and the math mode that torch's switches ask for at the time."""
+        answer = switches[dtype]
         if dtype == torch.float32:
-            return lambda: _TF32 if tf32_allowed() else _USUAL
+            return lambda: _TF32 if allows(answer()) else _USUAL
         if not self.library.has("set_math_mode"):
             return lambda: _USUAL
-        allowed = may_reduce_in_16_bits[dtype]
-        return lambda: _USUAL if allowed() else _REDUCED_IN_FP32
+        return lambda: _USUAL if allows(answer()) else _REDUCED_IN_FP32
 
     def wait(self, device: torch.device) -> None:
         self.library.wait(self.caller.stream(device.index or 0))

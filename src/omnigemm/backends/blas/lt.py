@@ -6,6 +6,7 @@ cuBLAS's own functions choose anew in each call, and that is most of the host's 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -13,22 +14,27 @@ import torch
 from torch import Tensor
 
 from ...core.plan import AddressLaunch
-from .caller import Caller, may_reduce_in_16_bits, tf32_allowed
-from .choices import REDUCED_IN_FP32, TF32, UNALIGNED, USUAL, Choices, Layout, Opaque, Product, key_of
+from .caller import Caller, allows, switches
+from .choices import REDUCED_IN_FP32, TF32, USUAL, Choices, Layout, Opaque, Product, key_of
 from .library import LtLibrary
 from .matrices import Matrices
 from .values import TYPES, address, number
-from .workspaces import NO_ROOM, Workspaces
+from .workspaces import NO_ROOM, Room, Workspaces
 
 _KEPT = 1024  # products whose algorithms are remembered beyond the plans that use them
 
+# What a launch did before, to do it again at the same addresses: those of A, B and C, the factors, the stream, what
+# torch's switches answered, the stream's free rooms and the one it had (None: it needs none), and what it handed over.
+_Done = tuple[int, int, int, float, float, int, Any, list[Room] | None, Room, tuple[Any, ...]]
+_NOTHING: _Done = (-1, -1, -1, 0.0, 0.0, 0, None, None, NO_ROOM, ())
+_DONE = 4  # places of `out` for which a launch keeps that
 
-def settings(dtype: torch.dtype) -> Callable[[], int]:
-    """Tells what torch's switches ask for at the time."""
+
+def setting_of(dtype: torch.dtype, answer: Any) -> int:
+    """What torch's switches ask for by their answer."""
     if dtype == torch.float32:
-        return lambda: TF32 if tf32_allowed() else USUAL
-    allowed = may_reduce_in_16_bits[dtype]
-    return lambda: USUAL if allowed() else REDUCED_IN_FP32
+        return TF32 if allows(answer) else USUAL
+    return USUAL if allows(answer) else REDUCED_IN_FP32
 
 
 class Device:
@@ -61,7 +67,8 @@ class LtGemm:
     def __init__(self, library: LtLibrary, caller: Caller, first: Callable[[torch.device], None]) -> None:
         self.library, self._caller, self._first = library, caller, first
         self._devices: dict[int, Device] = {}
-        self._choices: dict[Any, Choices] = {}
+        self._choices: dict[Any, Choices] = {}  # those that stay, and all that are in use
+        self._used: weakref.WeakValueDictionary[Any, Choices] = weakref.WeakValueDictionary()
         self._keeping = threading.Lock()
 
     def device(self, device: torch.device) -> Device:
@@ -85,42 +92,91 @@ class LtGemm:
         apart = added is not None
         choices = self._chosen_for(out, a, (d, left, right, added or d))
         rooms = self.device(out.device).rooms
-        multiply, wanted, take, give = self.library.function("multiply"), settings(a.dtype), rooms.take, rooms.give
-        current_device, current_stream = self._caller.device, self._caller.stream
+        multiply, dtype, answer = self.library.function("multiply"), a.dtype, switches[a.dtype]
+        current_device, current_stream, capturing = self._caller.device, self._caller.stream, self._caller.capturing
         first, second, third, fourth = choices.a, choices.b, choices.c, choices.d
+        done: dict[int, _Done] = {}  # by the address of `out`
+        done_at = done.get
 
         def at(
             alpha: float, beta: float, to: int, a: int, b: int, c: int = 0, before: Callable[[], None] | None = None
         ) -> bool:
-            """`before` is done first, if there is room to work in, and puts C into `out`."""
-            if before is None and (current_device() != index or (adds and c != to and not apart)):
+            """`before` is done first, if there is room to work in, and puts C into `out`.
+
+            At addresses of before, what was handed over then is handed over again, if all that it depends on is as it
+            was, and the room is free."""
+            if before is not None:
+                return anew(alpha, beta, to, a, b, c, before)
+            if current_device() != index:
+                return False
+            last_a, last_b, last_c, last_alpha, last_beta, last_stream, answered, free, room, arguments = done_at(
+                to, _NOTHING
+            )
+            if (
+                a != last_a
+                or b != last_b
+                or c != last_c
+                or alpha != last_alpha
+                or beta != last_beta
+                or current_stream(index) != last_stream
+                or answer() != answered
+                or (free is not None and capturing())
+            ):
+                return anew(alpha, beta, to, a, b, c)
+            if free is None:
+                status = multiply(*arguments)
+            else:
+                try:
+                    mine = free.pop()
+                except IndexError:  # another thread has it
+                    return anew(alpha, beta, to, a, b, c)
+                if mine is not room:
+                    free.append(mine)
+                    return anew(alpha, beta, to, a, b, c)
+                try:
+                    status = multiply(*arguments)
+                finally:
+                    free.append(room)
+            if status:
+                raise self.library.failure("multiply", status)
+            return True
+
+        def anew(
+            alpha: float, beta: float, to: int, a: int, b: int, c: int, before: Callable[[], None] | None = None
+        ) -> bool:
+            if before is None and adds and c != to and not apart:
                 return False
             if apart and before is not None:  # the layout of C here is that of its own place
                 return otherwise(alpha, beta, to, a, b, c, before)
             x, y = (b, a) if swap else (a, b)
             source = c if apart else to
-            setting = wanted()
-            aligned = not (x | y | source | to) & UNALIGNED
-            chosen = choices[setting if aligned else key_of(setting, x, y, source, to)]
+            answered = answer()
+            chosen = choices[key_of(setting_of(dtype, answered), x, y, source, to)]
             if chosen is None:
                 return otherwise(alpha, beta, to, a, b, c, before)
             handle, operation, algorithm, size = chosen
             stream = current_stream(index)
-            room = take(stream, size) if size else NO_ROOM
+            room = rooms.take(stream, size) if size else NO_ROOM
+            arguments = (
+                handle, operation,
+                number(alpha), address(x), first, address(y), second,
+                number(beta), address(source), third, address(to), fourth,
+                algorithm, room.address, room.size, address(stream),
+            )  # fmt: skip
             try:
                 if before is not None:
                     before()
-                status = multiply(
-                    handle, operation,
-                    number(alpha), address(x), first, address(y), second,
-                    number(beta), address(source), third, address(to), fourth,
-                    algorithm, room.address, room.size, address(stream),
-                )  # fmt: skip
+                status = multiply(*arguments)
             finally:
                 if size:
-                    give(room)
+                    rooms.give(room)
             if status:
                 raise self.library.failure("multiply", status)
+            if before is None and (not size or room.stream is not None):  # a captured call's room is its own for good
+                free = rooms.kept(stream) if size else None
+                if len(done) >= _DONE:
+                    done.clear()
+                done[to] = a, b, c, alpha, beta, stream, answered, free, room, arguments
             return True
 
         return at
@@ -145,12 +201,13 @@ class LtGemm:
             out.size(0) if out.dim() == 3 else 1,
         )
         key = out.device.index or 0, product
-        found = self._choices.get(key)
+        found = self._used.get(key)
         if found is None:
             there = self.device(out.device)
             found = Choices(self.library, product, there.rooms.most, there.handle)
             with self._keeping:
-                found = self._choices.setdefault(key, found)
+                found = self._used.setdefault(key, found)
+                self._choices[key] = found
                 if len(self._choices) > _KEPT:
                     del self._choices[next(iter(self._choices))]  # the oldest
         return found

@@ -52,5 +52,9 @@ class Workspaces:
         except KeyError:
             self._free.setdefault(room.stream, []).append(room)
 
+    def kept(self, stream: int) -> list[Room]:
+        """Those of a stream that nobody has now. Whoever pops one appends it again."""
+        return self._free[stream]
+
     def _memory(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8, device=self._device)
