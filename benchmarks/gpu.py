@@ -5,9 +5,10 @@
     python benchmarks/gpu.py --compile-only h200    # without a GPU: what would be compiled, into the kernel cache
 
 Weights are stated to be constant, as they are in a model (`omnigemm.settings(constant_weights=True)`): `us` of a row is
-that. With few rows, `us_any_weights` is the time without that statement. Peers are torch's own products;
-deep_gemm, if it can be imported (--peer deep_gemm asks that it can; peers/warm_deep_gemm.py compiles its kernels side
-by side); for int8 also CUTLASS, from the library that peers/build.py makes (--cutlass).
+that. With few rows, `us_any_weights` is the time without that statement. Peers are torch's own products; for int8 also
+CUTLASS, from the library that peers/build.py makes (--cutlass). deep_gemm, if it can be imported (--peer deep_gemm asks
+that it can; peers/warm_deep_gemm.py compiles its kernels side by side), is measured in turns with ours alone: `pairs`
+of a row has both times.
 The rows of gemm come from benchmarks/gemm.py, the quantisers' from benchmarks/quant.py, those of groups from
 benchmarks/groups.py.
 """
@@ -53,11 +54,18 @@ LONGEST = tuple(
     for name in ("fp32_results", "batches", "fused_quantizers", "grouped_cuda", "grouped_configs", "fp8_configs")
 )
 SLOWEST = 6  # kernels that are compiled again by themselves
-SHAPES = (*((m, n, k) for n, k in WEIGHTS for m in ROWS), (8192, 8192, 8192))
+
+
+def few_rows_first(*shapes: tuple[int, int, int]) -> tuple[tuple[int, int, int], ...]:
+    """So that these are not measured on a chip that is hot from many rows."""
+    return tuple(sorted(shapes, key=lambda shape: shape[0] > FEW))
+
+
+SHAPES = few_rows_first(*((m, n, k) for n, k in WEIGHTS for m in ROWS), (8192, 8192, 8192))
 GRANULARITIES = {"fp8_block": "128x128", "fp8_token": "token", "fp8_tensor": "tensor"}
 # Of dense models of 8 and 70 billion parameters.
 INT8_WEIGHTS = ((6144, 4096), (28672, 4096), (4096, 14336), (10240, 8192), (57344, 8192))
-INT8_SHAPES = (
+INT8_SHAPES = few_rows_first(
     *((m, n, k) for n, k in INT8_WEIGHTS for m in (1, 16, 32, 64, 128, 1024, 4096)),
     (8192, 8192, 8192),
     (8192, 8192, 28672),
@@ -137,10 +145,7 @@ class Products:
         import torch
 
         if self.block:
-            return {
-                "torch scaled_mm 1x128/128x128 (cuBLASLt)": self.torchs_blocks,
-                deep_gemm_name(): self.deep_gemms,
-            }
+            return {"torch scaled_mm 1x128/128x128 (cuBLASLt)": self.torchs_blocks}
         rows, columns, one = (torch.rand(size, device="cuda") for size in ((len(self.a), 1), (1, self.out.size(1)), ()))
         return {
             "torch scaled_mm rowwise": lambda weight: torch._scaled_mm(
@@ -182,9 +187,14 @@ def peers_missing(names: Iterable[str]) -> str:
 
 
 def timed(
-    m: int, ours: Callable[[Any], object], peers: dict[str, Callable[[Any], object]], weights: list[Any]
+    m: int,
+    ours: Callable[[Any], object],
+    peers: dict[str, Callable[[Any], object]],
+    weights: list[Any],
+    others: dict[str, Callable[[Any], object]] | None = None,
 ) -> dict[str, Any]:
-    """`us`, with few rows `us_any_weights`, and `peers`: those that are here and take these operands."""
+    """`us`, with few rows `us_any_weights`, and `peers`: those that are here and take these operands. `pairs`, if any:
+    ours and another's time, in turns by themselves."""
     import omnigemm
     from omnigemm.bench import graph
 
@@ -195,7 +205,12 @@ def timed(
     contenders = {"us": constant, **({"us_any_weights": ours} if m <= FEW else {})}
     here = {name: call for name, call in peers.items() if graph.runs(call, weights[0])}
     times = {name: round(us, 2) for name, us in graph.in_turns({**contenders, **here}, weights).items()}
-    return {**{name: times[name] for name in contenders}, "peers": {name: times[name] for name in here}}
+    pairs = graph.pairs(constant, others or {}, weights)
+    return {
+        **{name: times[name] for name in contenders},
+        **({"pairs": pairs} if pairs else {}),
+        "peers": {name: times[name] for name in here},
+    }
 
 
 def measured(
@@ -218,7 +233,8 @@ def measured(
 
 def measure(op: str, m: int, n: int, k: int) -> dict[str, Any]:
     products = Products(op, m, n, k)
-    times = timed(m, products.ours, products.peers(), products.weights)
+    others = {deep_gemm_name(): products.deep_gemms} if products.block else {}
+    times = timed(m, products.ours, products.peers(), products.weights, others)
     return measured(op, m, n, k, times, "fp8_gemm", GRANULARITIES[op])
 
 
@@ -416,7 +432,9 @@ def main(
         if tests is None:
             return
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        method = f"{graph.METHOD}; our own kernels with weights stated to be constant. gemm: {gemm.METHOD}. "
+        method = f"{graph.METHOD}; our own kernels with weights stated to be constant; fp8 and int8: up to {FEW} "
+        method += f"rows before more. {graph.PAIRS}. "
+        method += f"gemm: {gemm.METHOD}. "
         method += f"Quantisers: {quant.METHOD}. Lists: {lists.METHOD}. Groups along K: {k_groups.METHOD}. "
         method += f"Groups: {groups.METHOD}"
         made = record.new(list(rows), method, record.cuda_source_hash())
@@ -434,7 +452,7 @@ def main(
     def fp8() -> Iterator[dict[str, Any]]:
         for (m, n, k), name in track(list(itertools.product(SHAPES, ops)), "measuring"):
             row = measure(name, m, n, k)
-            print(name, row["shape"], row["us"], row["floor_us"], row["peers"], flush=True)
+            print(name, row["shape"], row["us"], row["floor_us"], row["peers"], row.get("pairs", ""), flush=True)
             yield row
 
     def int8() -> Iterator[dict[str, Any]]:
@@ -465,7 +483,7 @@ def main(
         "quantisers": quantisers,
         "lists": lambda: lists.rows(layouts=LIST_LAYOUTS),
         "k_groups": lambda: k_groups.rows(K_GROUPS),
-        "groups": lambda: groups.rows(deep_gemm=deep_gemm_name() if deep_gemm_groups else ""),
+        "groups": lambda: groups.rows(deep_gemm=deep_gemm_name() if deep_gemm_groups and not left_out else ""),
     }
     for name in parts:
         for row in measures[name]():

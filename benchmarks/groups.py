@@ -144,8 +144,10 @@ class Products:
             )
 
         yield "torch scaled_grouped_mm rowwise", torchs
-        if self.block:
-            yield "DeepGEMM", self._deep_gemm_masked() if self.masked else self._deep_gemm_contiguous()
+
+    def deep_gemms(self) -> Callable[[Tensor], object]:
+        """Of block scales only."""
+        return self._deep_gemm_masked() if self.masked else self._deep_gemm_contiguous()
 
     def _deep_gemm_masked(self) -> Callable[[Tensor], object]:
         a, b_scale = (self.a, self.scales["a_scale"]), self.scales["b_scale"]
@@ -199,10 +201,9 @@ def timed(
 def measure(op: str, shape: Shape, deep_gemm: str) -> dict[str, Any]:
     groups, rows, n, k = shape
     products = Products(op, shape)
-    peers = {
-        name.replace("DeepGEMM", deep_gemm): call for name, call in products.peers() if deep_gemm or name != "DeepGEMM"
-    }
-    us, others = timed(products.ours, peers, products.weights)
+    us, others = timed(products.ours, dict(products.peers()), products.weights)
+    deep_gemms = {deep_gemm: products.deep_gemms()} if deep_gemm and products.block else {}
+    pairs = graph.pairs(products.ours, deep_gemms, products.weights)
     described = problem(op, shape)
     more = {"expected_m": rows, **words(op)} if products.masked else words(op)
     plan = omnigemm.plan(described.op, m=described.m, n=n, k=k, groups=groups, device="cuda", **more)
@@ -212,6 +213,7 @@ def measure(op: str, shape: Shape, deep_gemm: str) -> dict[str, Any]:
         "us": us,
         "floor_us": round(floor_us(sum(products.counts), groups, n, k, products.a.element_size()), 2),
         "peers": others,
+        **({"pairs": pairs} if pairs else {}),
         "config": {"kernel": plan.kernel, **plan.config},
     }
 
@@ -224,7 +226,7 @@ def rows(only: str = "", deep_gemm: str = "DeepGEMM") -> Iterator[dict[str, Any]
     jit.warm({spec for one in wanted for spec in CudaBackend().specs(problem(*one), gpu.of(0))})
     for op, shape in wanted:
         found = measure(op, shape, deep_gemm)
-        print(op, found["shape"], found["us"], found["floor_us"], found["peers"], flush=True)
+        print(op, found["shape"], found["us"], found["floor_us"], found["peers"], found.get("pairs", ""), flush=True)
         torch.cuda.empty_cache()
         yield found
 

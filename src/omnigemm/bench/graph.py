@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, TypeVar
 
 import torch
@@ -11,11 +12,17 @@ import torch
 Name = TypeVar("Name", bound=Hashable)
 COLD_BYTES = 256_000_000  # all copies of one weight together, so that weights come from HBM
 REPLAY_SECONDS = 0.025
-REPLAYS = 6  # as many forth as back
+REPLAYS = 6  # even: as many in one direction as in the other
+PAIR_SECONDS, PAIR_REPLAYS = 0.01, 4
 METHOD = (
     f"microseconds per call in a CUDA graph that replays calls back to back for at least {REPLAY_SECONDS * 1e3:.0f} "
     f"ms, each call with another copy of the weights (together at least {COLD_BYTES // 10**6} MB, at least 2) while "
     f"activations stay warm; median of {REPLAYS} replays, contenders in turns; random data"
+)
+
+PAIRS = (
+    f"`pairs`: ours and the time of the one named, in turns with nobody else, {PAIR_REPLAYS} replays of "
+    f"{PAIR_SECONDS * 1e3:.0f} ms"
 )
 
 
@@ -49,19 +56,46 @@ def in_turns(
     replay_seconds: float = REPLAY_SECONDS,
     replays: int = REPLAYS,
 ) -> dict[Name, float]:
-    """Time each contender's `call(copy)`: all are captured first, then replayed one after the other, forth and back:
-    at the chip's power limit, who comes after a kernel that left it some rest has an advantage. With an even number of
-    replays each comes after either of its neighbours as often."""
+    """Time each contender's `call(copy)`: all are captured first, then replayed one after the other."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         graphs = {name: _captured(call, copies, replay_seconds, stream) for name, call in contenders.items()}
         times: dict[Name, list[float]] = {name: [] for name in contenders}
-        for i in range(replays):
-            for name in graphs if i % 2 == 0 else reversed(graphs):
-                graph, count = graphs[name]
-                times[name].append(_elapsed(graph.replay) / count)
+        for name in chain.from_iterable(rounds(list(graphs), replays)):
+            graph, count = graphs[name]
+            times[name].append(_elapsed(graph.replay) / count)
     return {name: statistics.median(taken) for name, taken in times.items()}
+
+
+def rounds(names: Sequence[Name], count: int) -> Iterator[Sequence[Name]]:
+    """Orders in which all take their turns: half of them begin with another one each, and then the same backwards.
+
+    At the chip's power limit, who comes after a kernel that left it some rest has an advantage. So nobody should come
+    after the same one, or after himself, more often than others do: of two or three contenders in six rounds each comes
+    after each of the others about as often, and after himself once.
+    """
+    half = (count + 1) // 2
+    for i in range(count):
+        by = i % half * len(names) // half
+        order = [*names[by:], *names[:by]]
+        yield order if i < half else order[::-1]
+
+
+def pairs(
+    ours: Callable[[Any], object], others: Mapping[str, Callable[[Any], object]], copies: Sequence[Any]
+) -> dict[str, list[float]]:
+    """Ours and another's time, in turns with nobody else, for each of the others that runs here.
+
+    For peers that may be missing: at the power limit a contender's time depends on its neighbours, so among those that
+    are always there they would change all times, and records with and without them could not be compared.
+    """
+    found: dict[str, list[float]] = {}
+    for name, other in others.items():
+        if runs(other, copies[0]):
+            times = in_turns({"ours": ours, name: other}, copies, PAIR_SECONDS, PAIR_REPLAYS)
+            found[name] = [round(times["ours"], 2), round(times[name], 2)]
+    return found
 
 
 def _captured(
