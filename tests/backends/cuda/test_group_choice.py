@@ -110,7 +110,8 @@ def test_few_rows_swap_operands_and_many_do_not(dtype: str, granularity: str | N
 
 
 @pytest.mark.parametrize(
-    ("rows", "k", "fetch"), [(1, 2048, 128), (4, 7168, 128), (16, 2048, 256), (20, 7168, 128), (192, 7168, 256)]
+    ("rows", "k", "fetch"),
+    [(1, 2048, 128), (4, 7168, 128), (16, 2048, 256), (20, 2048, 128), (20, 7168, 128), (192, 7168, 256)],
 )
 def test_what_l2_takes_at_a_time_is_what_a_sweep_found_fast(rows: int, k: int, fetch: int) -> None:
     (first, *_) = groups.kernels(problem("masked", 64, rows, 4096, k), H200)

@@ -80,8 +80,8 @@ def choices(variant: Variant, m: int, gpu: Gpu, constant_weights: bool = False, 
 
 
 def _early(config: Config, m: int, batch: int = 1) -> int:
-    """How many stages of weights to load early. Few hide the way to memory; with many, they are in the way of the
-    kernel before, which has yet to finish, unless it has few rows."""
+    """How many stages of weights to load early. Few hide the way to memory; many were slower with more rows, we think
+    because they are in the way of the kernel before, which has yet to finish."""
     if m <= _FEW_ROWS:
         return config.stages
     if m > _EARLY_ROWS or batch > 1 or config.split > _EARLY_SPLIT:

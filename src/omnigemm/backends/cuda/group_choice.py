@@ -18,7 +18,8 @@ _TABLE_STEP = 1024  # kernels for up to 88 groups are the same
 _SPREAD = (0.7, 0.85, 1.0, 1.15, 1.3)  # groups are not alike
 _TOKENS = (8, 16, 24, 32, 48, 64, 96, 128)  # widths of the right operand when operands are swapped
 _FEW_TOKENS, _CALM = 16, 0.75  # for up to so many, of the stages that fit: with more on their way, all come later
-_LONG = 6144  # bytes of a row of K, from which on it is better if L2 takes from memory only what is asked for
+_ALONE = (8, 32)  # tokens with which it is better if L2 takes from memory only what is asked for
+_LONG = 6144  # bytes of a row of K, from which on that is better with others, too
 _COLUMNS = (96, 112, 128, 144, 160, 192)
 _WIDEST = 256  # that has the registers for it if there are no products besides the sums
 # The model's constants: seconds, cycles, and parts of a whole.
@@ -77,8 +78,8 @@ def deepest(config: Config, variant: Variant, groups: int) -> Config:
     each = variant.shared_bytes(dataclasses.replace(config, stages=1)) - fixed
     stages = max(0, min((room - fixed) // each, 16))
     few = config.swap and config.cols <= _FEW_TOKENS
-    # Other tokens and short rows gained nothing or lost, up to 1 %; tiles by rows lost up to 5 %.
-    alone = config.swap and (config.cols == 8 or variant.k * variant.element_bytes >= _LONG)
+    # 24 tokens with short rows lost up to 1 %, tiles by rows up to 5 %; other tokens were not measured.
+    alone = config.swap and (config.cols in _ALONE or variant.k * variant.element_bytes >= _LONG)
     fetch = min(FETCHES) if alone else max(FETCHES)
     return dataclasses.replace(config, stages=round(_CALM * stages) if few else stages, fetch=fetch)
 

@@ -307,6 +307,9 @@ __device__ __forceinline__ u64 wgmma_descriptor(const void* tile, bool turned) {
     return ((smem_address(tile) & 0x3ffff) >> 4) | (u64(turned ? 64 * 128 >> 4 : 1) << 16) | (u64(1024 >> 4) << 32) |
            (u64(1) << 62);
 }
+// By its lower half: the upper one is the same for all.
+__device__ __forceinline__ u64 wgmma_descriptor(u32 lower) { return u64(1024 >> 4 | 1 << 30) << 32 | lower; }
+__device__ __forceinline__ u64 wgmma_descriptor(u64 whole) { return whole; }
 
 // The warp's lanes agree on the value; the compiler then keeps it in a uniform register.
 __device__ __forceinline__ int uniform(int value) { return __shfl_sync(~0u, value, 0); }

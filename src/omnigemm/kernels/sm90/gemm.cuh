@@ -199,7 +199,7 @@ struct Loader {
     }
 
     // The first weights are loaded before the work before this kernel is done, if nothing in it writes them. Often not
-    // as many as there is room for: that work has loads of its own to wait for.
+    // as many as there is room for, which was slower; that work, we think, has loads of its own to wait for.
     __device__ __forceinline__ void run() {
         int ahead = 0;
 #if !GROUPED && !LIST

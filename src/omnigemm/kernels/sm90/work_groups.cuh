@@ -117,9 +117,9 @@ struct Work : WorkInOne {
 
     // The thread that loads finds out what tiles are, when the others are still busy with those before, and hands that
     // over: a search and two divisions, for which the tensor cores would else wait. Math groups with tiles of their own
-    // look them up themselves, while the other one multiplies. So does everybody where there are scales and a long K,
-    // for there it lost a little, or a K for which registers are few.
-    static constexpr bool HANDS_OVER = !PINGPONG && (SCALE_WARPS == 0 || (ONE_READ && K_BLOCKS <= 24));
+    // look them up themselves, while the other one multiplies. So does everybody where there are scales and a K for
+    // which registers are few.
+    static constexpr bool HANDS_OVER = !PINGPONG && (SCALE_WARPS == 0 || ONE_READ);
     __device__ __forceinline__ int first_to_load() const { return given(there(blockIdx.x / CLUSTER)); }
     __device__ __forceinline__ int ask(int index) const {
         const int clusters = gridDim.x / CLUSTER;
@@ -153,7 +153,11 @@ struct Work : WorkInOne {
     }
     static __device__ __forceinline__ bool has(int which) { return which != NONE; }
     __device__ __forceinline__ int next(int which) const { return HANDS_OVER ? first() : there(ask(which)); }
-    __device__ __forceinline__ Place tile(int which) const { return HANDS_OVER ? handover->look(at) : found(which); }
+    __device__ __forceinline__ Place tile(int which) const {
+        if constexpr (!HANDS_OVER) return found(which);
+        const Place place = handover->look(at);
+        return {{uniform(place.row), uniform(place.col)}, which, uniform(place.first), uniform(place.count)};
+    }
     __device__ __forceinline__ void leave() const {
         if constexpr (HANDS_OVER) handover->leave(at);
     }
