@@ -32,6 +32,18 @@ class Watch(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class WatchFunctions(TorchFunctionMode):
+    """The same, one layer further out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
 def operands() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     a, b = torch.randn(3, 256).to(torch.float8_e4m3fn), torch.randn(5, 256).to(torch.float8_e4m3fn)
     return a, b, torch.rand(3) + 0.5, torch.rand(5) + 0.5
@@ -286,16 +298,9 @@ def test_whoever_watches_sees_remembered_calls_too() -> None:
     with Watch() as watch:
         assert torch.equal(omnigemm.fp8_gemm(*given), wanted)
     assert OP.default in watch.seen
-    seen: list[Any] = []
-
-    class Functions(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(func)
-            return func(*args, **(kwargs or {}))
-
-    with Functions():
+    with WatchFunctions() as functions:
         omnigemm.fp8_gemm(*given)
-    assert OP.default in seen
+    assert OP.default in functions.seen
     mapped = torch.func.functionalize(lambda *tensors: omnigemm.fp8_gemm(*tensors))(*given)
     assert torch.equal(mapped, wanted)
     compiled = torch.compile(lambda *tensors: omnigemm.fp8_gemm(*tensors), fullgraph=True, backend="aot_eager")
@@ -519,16 +524,9 @@ def test_whoever_watches_sees_lists_too(through_dispatcher: list[int]) -> None:
     with Watch() as watch:
         check_lists(omnigemm.grouped_gemm(a, b), a, b)
     assert operator in watch.seen
-    seen: list[Any] = []
-
-    class Functions(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(func)
-            return func(*args, **(kwargs or {}))
-
-    with Functions():
+    with WatchFunctions() as functions:
         omnigemm.grouped_gemm(a, b)
-    assert operator in seen
+    assert operator in functions.seen
     del through_dispatcher[:]
     with FakeTensorMode(allow_non_fake_inputs=True):
         omnigemm.grouped_gemm(a, b)
