@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import reference
 from omnigemm import Int4Weight
@@ -40,6 +43,30 @@ SHAPES = (
     (257, 127, 128),
 )
 LAYOUTS = ("plain", "rows", "columns", "transposed", "steps")
+
+
+class Watch(TorchDispatchMode):
+    """Takes down what reaches the dispatcher."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+class WatchFunctions(TorchFunctionMode):
+    """The same, one layer further out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
 
 
 def forget_calls() -> None:

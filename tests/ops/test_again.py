@@ -9,14 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import omnigemm
 from omnigemm.core.plan import Plan
 from omnigemm.core.problem import Problem
 from omnigemm.core.support import Support
-from op_support import forget_calls
+from op_support import Watch, WatchFunctions, forget_calls
 
 FP8 = torch.float8_e4m3fn
 
@@ -139,20 +137,14 @@ def test_addresses_are_those_of_the_call(warm: Warm, backend: Backend) -> None:
             assert backend.taken() == ([launched(words, out)], 0), name
 
 
-def test_a_launch_of_its_own_is_bound_once(warm: Warm, backend: Backend) -> None:
-    op, words = warm
-    before = backend.bound
-    for _ in range(3):
-        op(**words)
-    assert backend.bound == before
-
-
 def test_another_weight_is_another_call(warm: Warm, backend: Backend) -> None:
+    """With the launch of all weights of its shape."""
     op, words = warm
     words["b"] = words["b"].clone()
     for expected in (1, 0, 0):
         op(**words)
         assert backend.taken()[1] == expected
+    assert backend.bound == 1
 
 
 def test_what_is_refused_goes_by_tensors(warm: Warm, backend: Backend) -> None:
@@ -287,24 +279,11 @@ def test_gradients_take_the_long_way(warm: Warm, backend: Backend) -> None:
 
 def test_whoever_watches_sees_the_operator(warm: Warm, backend: Backend) -> None:
     op, words = warm
-    seen: list[str] = []
-
-    class Functions(TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(str(func))
-            return func(*args, **(kwargs or {}))
-
-    class Dispatched(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(str(func))
-            return func(*args, **(kwargs or {}))
-
-    for mode in (Functions(), Dispatched()):
+    for mode in (WatchFunctions(), Watch()):
         with mode:
             op(**words)
-        assert any(one.startswith(f"omnigemm.{op.__name__}") for one in seen)
+        assert any(str(one).startswith(f"omnigemm.{op.__name__}") for one in mode.seen)
         assert backend.taken() == ([], 1)
-        seen.clear()
 
 
 def test_nothing_is_launched_for_fake_tensors(warm: Warm, backend: Backend) -> None:

@@ -9,39 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import omnigemm
 from omnigemm.core.dispatch import PlanCache
 from omnigemm.ops import _library, _run, grouped_list, overlap
 from omnigemm.ops._again import ANEW
 from omnigemm.ops._recent import RecentCalls, recent_calls
-from op_support import forget_calls
+from op_support import Watch, WatchFunctions, forget_calls
 
 OP = torch.ops.omnigemm.fp8_gemm
-
-
-class Watch(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[Any] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(func)
-        return func(*args, **(kwargs or {}))
-
-
-class WatchFunctions(TorchFunctionMode):
-    """The same, one layer further out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[Any] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(func)
-        return func(*args, **(kwargs or {}))
 
 
 def operands() -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -83,15 +59,8 @@ def test_a_mode_sees_the_operator() -> None:
 
 
 def test_a_function_mode_sees_the_operator() -> None:
-    class Functions(TorchFunctionMode):
-        seen: list[Any] = []  # noqa: RUF012
-
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            self.seen.append(func)
-            return func(*args, **(kwargs or {}))
-
     given = operands()
-    with Functions() as mode:
+    with WatchFunctions() as mode:
         omnigemm.fp8_gemm(*given)
     assert OP.default in mode.seen
 

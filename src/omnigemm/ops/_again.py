@@ -1,7 +1,8 @@
 """A call like one before: whether it is, and then straight to the launch, with all that was worked out at the time.
 
-Calls are remembered as functions. Two kinds are written out, because a loop over tensors costs as much as its work: the
-product of two matrices, and the one with two scales. All others share one function.
+Calls are remembered as functions. Two kinds are written out, because a loop over tensors costs as much as its work, and
+each call of a function a tenth of a microsecond: the product of two matrices, and the one with two scales. All others
+share one function.
 """
 
 from __future__ import annotations
@@ -59,24 +60,14 @@ def again(ops: Operators, call: Call, like: Like, apart: Apart, numbers: tuple[f
     return _any(ops, call, like, apart, numbers)
 
 
-def _own(ops: Operators, call: Call, given: Operands, out: Tensor) -> AddressLaunch:
-    """A launch for one remembered call alone. It may keep what it did last, and one that serves all weights of a shape
-    would have to keep it for all of them. Bound when a call does come again: that costs more than the call."""
-    assert call.plan.bind_addresses is not None
-    bound = call.plan.bind_addresses(out, *ops.gather(*given[WORDS:]))
-    assert bound is not None  # as for the first call, which was like this one
-    return bound
-
-
 def _product(ops: Operators, call: Call, launch_at: AddressLaunch, like: Like, apart: Apart) -> Again:
     same, gradients = like.same, like.gradients
     *_, out_dtype, backend, _, alpha, beta = like.values
-    here, settings, bound = active(), current(), False
+    here, settings = active(), current()
     reach, fresh, make = apart.out, not apart.others, call.fresh
     a_reach, b_reach = (size for _, size in apart.others) if apart.others else (0, 0)
 
     def run(given: Operands) -> Any:
-        nonlocal launch_at, bound
         out, its_dtype, its_backend, a, b, c, its_alpha, its_beta = given
         if (
             its_dtype is not out_dtype
@@ -95,8 +86,6 @@ def _product(ops: Operators, call: Call, launch_at: AddressLaunch, like: Like, a
         end = to + reach
         if (x < end and to < x + a_reach) or (y < end and to < y + b_reach):  # a closer look
             return launch(ops.operation, call, ops.gather(*given[WORDS:]), out)
-        if not bound:
-            launch_at, bound = _own(ops, call, given, out), True
         return out if launch_at(alpha, beta, to, x, y) else write(call, ops.gather(*given[WORDS:]), out)
 
     return run
@@ -136,11 +125,10 @@ def _scaled_product(ops: Operators, call: Call, launch_at: AddressLaunch, like: 
 
 def _any(ops: Operators, call: Call, like: Like, apart: Apart, numbers: tuple[float, ...]) -> Again:
     _, pick, same, others, values, gradients = like
-    here, settings, launch_at, bound = active(), current(), call.launch_at, False
+    here, settings, launch_at = active(), current(), call.launch_at
     reach, spans = apart
 
     def run(given: Operands) -> Any:
-        nonlocal launch_at, bound
         if (
             others(given) != values
             or not same(*(tensors := pick(given)))
@@ -162,8 +150,6 @@ def _any(ops: Operators, call: Call, like: Like, apart: Apart, numbers: tuple[fl
                 other = addresses[i]
                 if other < end and start < other + size:
                     return launch(ops.operation, call, ops.gather(*given[WORDS:]), out)
-        if not bound:
-            launch_at, bound = _own(ops, call, given, out), True
         return out if launch_at(*numbers, *addresses) else write(call, ops.gather(*given[WORDS:]), out)
 
     return run

@@ -244,22 +244,6 @@ def test_a_product_is_chosen_once(pair: Any) -> None:
     assert {word(line, "bytes") for line in lines(pair, "matmul")} == {"4096"}
 
 
-def test_launches_of_one_product_share_what_was_chosen(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many other products there were since: a capture, which cannot choose, may bind anew."""
-    monkeypatch.setattr("omnigemm.backends.blas.lt._KEPT", 2)
-    captures = [False]
-    backend = opened(pair, by=caller(capturing=lambda: captures[0]))
-    a, b, out = (at_address(x, 256) for x in (torch.randn(2, 32), torch.randn(32, 3), torch.empty(2, 3)))
-    launch = kernel(backend).product.bind(out, a, b, None, 1.0, 0.0)
-    launch(out, a, b, None, 1.0, 0.0)
-    for k in range(1, 6):
-        product(backend, torch.empty(2, 2), torch.ones(2, k), torch.ones(k, 2))
-    captures[0] = True
-    torch.testing.assert_close(product(backend, out.zero_(), a, b), exact(a, b).float())
-    assert not products(pair.blas.log())
-    assert len(lines(pair, "matmul")) == 7
-
-
 def test_products_that_are_long_gone_are_forgotten(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("omnigemm.backends.blas.lt._KEPT", 4)
     backend = opened(pair)
@@ -519,19 +503,23 @@ def test_other_addresses_and_factors(pair: Any, monkeypatch: pytest.MonkeyPatch)
     for name, one in bound.tensors.items():
         other = at_address(one.neg(), 256)
         assert [bound(**{name: other}), bound(**{name: other})] == [True, False]
-        assert bound() == (name != "out")  # several of which are known
+        assert bound() == (name in ("a", "c"))  # what is kept is kept for each result and weight
     for factors in ((2.0, 2.0), (1.0, 3.0), (1.0, 2.0)):
         assert [bound(*factors), bound(*factors)] == [True, False]
 
 
-def test_few_addresses_are_known(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of four results, and then of the last ones."""
+@pytest.mark.parametrize("name", ["out", "b"])
+def test_so_many_addresses_are_known(pair: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Of results and of weights, and when they are too many, of the last ones."""
+    monkeypatch.setattr(lt, "_DONE", 4)
     bound = Bound(opened(pair), monkeypatch)
-    outs = [at_address(torch.empty(4, 8), 256) for _ in range(5)]
-    for out in outs[:4]:
-        assert bound(out=out)
-    assert not any(bound(out=out) for out in outs[:4])
-    assert [bound(out=outs[i]) for i in (4, 4, 0)] == [True, False, True]
+    several = [at_address(torch.randn_like(bound.tensors[name]), 256) for _ in range(5)]
+    for one in several[:4]:
+        assert bound(**{name: one})
+    assert not any(bound(**{name: one}) for one in several[:4])
+    assert bound(3.0, **{name: several[3]})  # another factor in the same place: the others stay
+    assert not any(bound(**{name: one}) for one in several[:3])
+    assert [bound(**{name: several[i]}) for i in (4, 4, 0)] == [True, False, True]
 
 
 def test_the_same_addresses_in_another_stream(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ cuBLAS's own functions choose anew in each call, and that is most of the host's 
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -23,11 +22,11 @@ from .workspaces import NO_ROOM, Room, Workspaces
 
 _KEPT = 1024  # products whose algorithms are remembered beyond the plans that use them
 
-# What a launch did before, to do it again at the same addresses: those of A, B and C, the factors, the stream, what
+# What a launch did before, to do it again at the same addresses: those of A and C, the factors, the stream, what
 # torch's switches answered, the stream's free rooms and the one it had (None: it needs none), and what it handed over.
-_Done = tuple[int, int, int, float, float, int, Any, list[Room] | None, Room, tuple[Any, ...]]
-_NOTHING: _Done = (-1, -1, -1, 0.0, 0.0, 0, None, None, NO_ROOM, ())
-_DONE = 4  # places of `out` for which a launch keeps that
+_Done = tuple[int, int, float, float, int, Any, list[Room] | None, Room, tuple[Any, ...]]
+_NOTHING: _Done = (-1, -1, 0.0, 0.0, 0, None, None, NO_ROOM, ())
+_DONE = 256  # of which a launch, which serves all weights of a shape, keeps so many: some kilobyte each
 
 
 def setting_of(dtype: torch.dtype, answer: Any) -> int:
@@ -67,8 +66,7 @@ class LtGemm:
     def __init__(self, library: LtLibrary, caller: Caller, first: Callable[[torch.device], None]) -> None:
         self.library, self._caller, self._first = library, caller, first
         self._devices: dict[int, Device] = {}
-        self._choices: dict[Any, Choices] = {}  # those that stay, and all that are in use
-        self._used: weakref.WeakValueDictionary[Any, Choices] = weakref.WeakValueDictionary()
+        self._choices: dict[Any, Choices] = {}
         self._keeping = threading.Lock()
 
     def device(self, device: torch.device) -> Device:
@@ -95,7 +93,7 @@ class LtGemm:
         multiply, dtype, answer = self.library.function("multiply"), a.dtype, switches[a.dtype]
         current_device, current_stream, capturing = self._caller.device, self._caller.stream, self._caller.capturing
         first, second, third, fourth = choices.a, choices.b, choices.c, choices.d
-        done: dict[int, _Done] = {}  # by the address of `out`
+        done: dict[tuple[int, int], _Done] = {}  # by the addresses of `out` and B
         done_at = done.get
 
         def at(
@@ -109,12 +107,11 @@ class LtGemm:
                 return anew(alpha, beta, to, a, b, c, before)
             if current_device() != index:
                 return False
-            last_a, last_b, last_c, last_alpha, last_beta, last_stream, answered, free, room, arguments = done_at(
-                to, _NOTHING
+            last_a, last_c, last_alpha, last_beta, last_stream, answered, free, room, arguments = done_at(
+                (to, b), _NOTHING
             )
             if (
                 a != last_a
-                or b != last_b
                 or c != last_c
                 or alpha != last_alpha
                 or beta != last_beta
@@ -174,9 +171,9 @@ class LtGemm:
                 raise self.library.failure("multiply", status)
             if before is None and (not size or room.stream is not None):  # a captured call's room is its own for good
                 free = rooms.kept(stream) if size else None
-                if len(done) >= _DONE:
+                if len(done) >= _DONE and (to, b) not in done:
                     done.clear()
-                done[to] = a, b, c, alpha, beta, stream, answered, free, room, arguments
+                done[to, b] = a, c, alpha, beta, stream, answered, free, room, arguments
             return True
 
         return at
@@ -201,13 +198,12 @@ class LtGemm:
             out.size(0) if out.dim() == 3 else 1,
         )
         key = out.device.index or 0, product
-        found = self._used.get(key)
+        found = self._choices.get(key)
         if found is None:
             there = self.device(out.device)
             found = Choices(self.library, product, there.rooms.most, there.handle)
             with self._keeping:
-                found = self._used.setdefault(key, found)
-                self._choices[key] = found
+                found = self._choices.setdefault(key, found)
                 if len(self._choices) > _KEPT:
                     del self._choices[next(iter(self._choices))]  # the oldest
         return found
