@@ -95,6 +95,13 @@ def test_a_product_after_the_other(library: ctypes.CDLL) -> None:
     assert [one[0] for one in seen] == sorted(one[0] for one in seen)
 
 
+def test_bands_are_about_equally_wide(library: ctypes.CDLL) -> None:
+    """Of 9 columns of tiles not eight and one, whose tiles would share nothing but their B."""
+    seen = walk(library, [(100 * 128, 9 * 128)], 128, 128, 8, 1)
+    assert {col for _, _, col in seen[:500]} == {0, 1, 2, 3, 4}
+    assert {col for _, _, col in seen[500:]} == {5, 6, 7, 8}
+
+
 def test_sizes_are_taken_as_the_nearest_there_is_room_for(library: ctypes.CDLL) -> None:
     for room in (0, 1, 129, 2**31 - 4096):
         for given in (-(2**31), -1, 0, 1, 128, 129, 130, 2**31 - 4097, 2**31 - 4096, 2**31 - 1):

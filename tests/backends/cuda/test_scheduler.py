@@ -21,6 +21,7 @@ extern "C" void tile_of_batch(int index, int tiles_m, int tiles_n, int band, int
                                      Divisor(tiles_m * tiles_n));
     out[0] = one.product, out[1] = one.tile.row, out[2] = one.tile.col;
 }
+extern "C" int even(int cols, int band) { return even_band(cols, band); }
 extern "C" int quotient(int number, int by) { return Divisor(by).quotient(number); }
 """
 
@@ -66,6 +67,14 @@ def problems() -> list[tuple[int, int, int, int]]:
 def test_every_tile_exactly_once(library: ctypes.CDLL, tiles_m: int, tiles_n: int, band: int, grid: int) -> None:
     seen = walk(library, tiles_m, tiles_n, band, grid)
     assert sorted(seen) == [(m, n) for m in range(tiles_m) for n in range(tiles_n)]
+
+
+@pytest.mark.parametrize("band", [1, 2, 8, 11, 16])
+def test_even_bands_are_as_many_and_as_narrow_as_can_be(library: ctypes.CDLL, band: int) -> None:
+    for cols in range(1, 100):
+        width, bands = library.even(cols, band), -(-cols // band)
+        assert bands * (width - 1) < cols <= bands * width
+        assert width <= band
 
 
 def test_neighbours_stay_in_a_band(library: ctypes.CDLL) -> None:

@@ -50,9 +50,9 @@ def legal(variants: Sequence[Variant]) -> Iterator[Config]:
 def _worth_a_thought() -> Iterator[Config]:
     for share in (2, 1):  # of two that the model cannot tell apart the first is taken
         # Results in parts leave room for a fourth stage.
-        yield Config(False, 2, 1, 256, 0, right_share=share, band=16, out_buffers=2, out_parts=4)
+        yield Config(False, 2, 1, 256, 0, right_share=share, out_buffers=2, out_parts=4)
         for cols in (128, 192):
-            yield Config(False, 2, 1, cols, 0, right_share=share, band=16)
+            yield Config(False, 2, 1, cols, 0, right_share=share)
         yield Config(False, 2, 2, 128, 0, left_share=share, out_buffers=2)
     for cols in (64, 128, 256):
         for blocks_per_sm in (1, 2):

@@ -41,7 +41,7 @@ struct Products {
     }
     OMNIGEMM_BOTH Tile tile(int index, int which, const Product& one, int band) const {
         const int before = which > 0 ? ends[which - 1] : 0;
-        return dense_tile(index - before, (one.m + rows_each - 1) / rows_each, (one.n + cols_each - 1) / cols_each,
-                          band);
+        const int rows = (one.m + rows_each - 1) / rows_each, cols = (one.n + cols_each - 1) / cols_each;
+        return dense_tile(index - before, rows, cols, even_band(cols, band));
     }
 };

@@ -39,6 +39,11 @@ OMNIGEMM_BOTH Tile dense_tile(int index, int rows, int cols, int band) {
     if (cols == 1) return {index, 0};
     return dense_tile(index, rows, cols, band, Divisor(band * rows));
 }
+// So many bands as it takes, but all about as wide: tiles of a narrow one that is left over share little.
+OMNIGEMM_BOTH int even_band(int cols, int band) {
+    const int bands = (cols + band - 1) / band;
+    return (cols + bands - 1) / bands;
+}
 
 // Batches of such products: the tiles of one, of which `in_product` is the number, after those of the other.
 OMNIGEMM_BOTH BatchTile batch_tile(int index, int rows, int cols, int band, const Divisor& in_band,
