@@ -24,6 +24,7 @@ import typer
 WEIGHTS = ("576x7168", "2112x7168", "4096x7168", "7168x2048", "7168x16384", "24576x1536", "32768x512")
 # Of dense models of 8 and 70 billion parameters, for int8.
 INT8_WEIGHTS = ("6144x4096", "28672x4096", "4096x14336", "10240x8192", "57344x8192")
+LARGE = ((8192, 8192, 8192), (8192, 8192, 28672))  # M, N, K
 # Rows that are measured, with the first and the last number of rows that the result is used for.
 SPANS = {
     1: (1, 8),
@@ -66,7 +67,7 @@ def main(
             n, k = map(int, one.split("x"))
             sets += [(one_kind, m, n, k) for m in rows or SPANS]
         if weight is None and rows is None:
-            sets.append((one_kind, 8192, 8192, 8192))
+            sets += [(one_kind, *one) for one in LARGE]
     if random_shapes:
         sets = list(shapes_at_random(wanted, random_shapes))
     device = gpu.of(0)

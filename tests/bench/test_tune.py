@@ -36,9 +36,9 @@ def test_the_table_in_the_tree_is_of_this_make(tune: ModuleType) -> None:
     rows = [row for rows in choice.table(KNOWN["h200"]).values() for row in rows]
     assert {(row["n"], row["k"]) for row in rows} == {
         *(tuple(map(int, weight.split("x"))) for weight in (*tune.WEIGHTS, *tune.INT8_WEIGHTS)),
-        (8192, 8192),
+        *((n, k) for _, n, k in tune.LARGE),
     }
-    assert {row["m"] for row in rows} <= {*tune.SPANS, 8192}
+    assert {row["m"] for row in rows} <= {*tune.SPANS, *(m for m, _, _ in tune.LARGE)}
     for row in rows:
         assert (row["m_from"], row["m_to"]) == tune.SPANS.get(row["m"], tune.LAST)
         assert ("constant_weights" in row) == (row["m"] <= FEW)
