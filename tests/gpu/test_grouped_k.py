@@ -261,6 +261,23 @@ def test_fp8_scales_of_unequal_blocks() -> None:
     made.check()
 
 
+@pytest.mark.parametrize("blocks", [16, 17, 18, 19])
+def test_fp8_scales_at_any_address(blocks: int) -> None:
+    """They are read 16 bytes at a time, from rows that begin anywhere; what lies beside them would show."""
+    ends = [128 * end for end in (1, 6, 6, 9, blocks)]
+    for m, n in ((520, 264), (40, 1000)):
+        made = Case(m, n, ends, 128 * blocks, "e4m3", c=True)
+        assert made.scales is not None
+        scales = made.scales
+        for before in range(4):
+            around = [torch.full((one.numel() + 8,), NAN, device="cuda") for one in scales]
+            here = [memory[before:][: one.numel()].view_as(one) for memory, one in zip(around, scales, strict=True)]
+            made.scales = here[0].copy_(scales[0]), here[1].copy_(scales[1])
+            made.poison()
+            made.call()
+            made.check()
+
+
 @pytest.mark.parametrize("count", [1, 5, 300, 700, 701, 1500])
 def test_many_groups(count: int) -> None:
     source = random.Random(count)

@@ -92,8 +92,8 @@ LIMITS: list[tuple[str, Config, Variant, Variant]] = [
     ),
     # A scale for each column takes registers too.
     (
-        "224 registers for sums, products and scales, expected at most 196",
-        Config(False, 2, 2, 128, 3),
+        "200 registers for sums, products and scales, expected at most 196",
+        Config(False, 2, 1, 160, 3),
         variant(ROWS),
         variant(),
     ),
@@ -108,6 +108,13 @@ LIMITS: list[tuple[str, Config, Variant, Variant]] = [
         Config(True, 1, 1, 72, 3, depth=1, blocks_per_sm=3),
         variant(),
         variant(TENSOR),
+    ),
+    # With two waves they are read late. Rows of them that begin anywhere leave no registers for a bias.
+    (
+        "200 registers for sums, products and scales, expected at most 196",
+        Config(False, 2, 2, 128, 3),
+        variant(ROWS, k=7296, bias=True),
+        variant(ROWS, k=7296),
     ),
     # The results that wait for the copy engine take room too.
     (
@@ -158,7 +165,7 @@ LIMITS: list[tuple[str, Config, Variant, Variant]] = [
 ]
 
 
-@pytest.mark.parametrize(("words", "config", "refused", "fits"), LIMITS, ids=[limit[0] for limit in LIMITS])
+@pytest.mark.parametrize(("words", "config", "refused", "fits"), LIMITS)
 def test_configs_that_some_variants_cannot_have(words: str, config: Config, refused: Variant, fits: Variant) -> None:
     assert config.fault() is None
     assert refused.fault(config) == words
@@ -197,7 +204,7 @@ def test_wide_results_wait_in_no_more_memory_than_narrow_ones(cols: int, buffers
 def test_the_lone_thread_that_loads_asks_nobody() -> None:
     """A shuffle among all lanes, by one of them alone, waits for ever."""
     source = (Path(PACKAGE_HEADERS) / "sm90" / "gemm.cuh").read_text()
-    loader = source[source.index("struct Loader {") : source.index("// The scales of a row for a few blocks of K")]
+    loader = source[source.index("struct Loader {") : source.index('#include "sm90/scales.cuh"')]
     assert "the_left" in loader
     for word in ("uniform(", "waves(", "__shfl", "__syncwarp", "named_barrier", "__syncthreads"):
         assert word not in loader, word

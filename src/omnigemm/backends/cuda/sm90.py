@@ -282,8 +282,10 @@ class Variant:
             registers += 3 * config.cols // 32
         if self.int8 and self.out_bytes == 4 and self.stores_by_tma(config):  # products in two floats each
             registers += 4
-        if self.right_scale(config.swap) == 1:
-            registers += config.cols // 4
+        if self.right_scale(config.swap) == 1:  # with two waves they are read when they are needed
+            registers += config.cols // 4 if config.waves == 1 else 4
+            # Where rows of scales begin anywhere, those who read them take some that a bias needs.
+            registers += 4 * (self.bias and config.waves == 2 and self.k_blocks % _SCALES_AT_ONCE != 0)
         limit = _REGISTERS[config.math_groups, config.blocks_per_sm]
         if registers > limit:
             return f"{registers} registers for sums, products and scales, expected at most {limit}"

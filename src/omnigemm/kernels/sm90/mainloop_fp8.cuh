@@ -11,11 +11,18 @@ struct Mainloop : Operands {
 
     using Sums = float[WAVES][REGS];
 
+    // Two waves' sums leave no registers for a scale of each column: these are read when they are needed, and their
+    // stage is given back after that.
+    static constexpr bool LATE = RIGHT_SCALE == PER_ROW && WAVES == 2;
+    static_assert(!LATE || FOURS, "as they are read");
+
     // Of the thread's rows, two eight apart in each wave, and of its columns: one or two for all, or one for each.
     struct Scales {
-        static constexpr int PAIRS = RIGHT_SCALE == PER_ROW ? REGS / 4 : 1;
+        static constexpr int PAIRS = RIGHT_SCALE == PER_ROW && !LATE ? REGS / 4 : 1;
         float rows[WAVES][2];
         float2 cols[PAIRS];
+        const float* late;  // where the columns' are, if they are read late
+        float4 soon;        // the first four of those, read while their products are waited for
 
         __device__ __forceinline__ Scales(const float* stage, int row) {
             if constexpr (LEFT_SCALE == PER_ROW && WAVES == 2) {
@@ -28,7 +35,9 @@ struct Mainloop : Operands {
                 rows[0][0] = rows[0][1] = 1.0f;
             }
             const int lane = threadIdx.x % 4;
-            if constexpr (RIGHT_SCALE == PER_ROW && FOURS) {
+            if constexpr (LATE) {
+                late = stage + LEFT_SCALES + lane * 4;
+            } else if constexpr (RIGHT_SCALE == PER_ROW && FOURS) {
 #pragma unroll
                 for (int i = 0; i < PAIRS; i += 2) {
                     const float4 four = ld_shared_v4(stage + LEFT_SCALES + 8 * i + lane * 4);
@@ -82,6 +91,16 @@ struct Mainloop : Operands {
                 for (int j = from / 2; j < (from + GROUP) / 2; ++j)
                     add_one<first>(sum[j], (j % 4 < 2 ? above : below) * scale, part[j]);
             }
+        } else if constexpr (LATE) {
+#pragma unroll
+            for (int i = 0; i < REGS; i += 8) {
+                const float4 four = i == 0 ? s.soon : ld_shared_v4(s.late + 2 * i);
+#pragma unroll
+                for (int j = i; j < i + 8; ++j) {
+                    const float2 scales = j < i + 4 ? make_float2(four.x, four.y) : make_float2(four.z, four.w);
+                    add_one<first>(sum[j], (j % 4 < 2 ? above : below) * (j % 2 ? scales.y : scales.x), part[j]);
+                }
+            }
         } else {
 #pragma unroll
             for (int j = 0; j < REGS; ++j) {
@@ -114,18 +133,20 @@ struct Mainloop : Operands {
         };
         right_at = at.stage == 0 ? u32(right) : right_at + STAGE_STEP;
         begin(0);
-        const Scales s(scales + now.stage * STAGE_SCALES, row);
+        Scales s(scales + now.stage * STAGE_SCALES, row);
 #pragma unroll
         for (int wave = 0; wave < waves; ++wave) {
             if (wave > 0) begin(wave);
+            if constexpr (LATE) s.soon = ld_shared_v4(s.late);
             wgmma_wait_group<0>();
             settle(part);
             if (wave == waves - 1) {
-                release(&ring->empty[now.stage], share_rank);
+                if constexpr (!LATE) release(&ring->empty[now.stage], share_rank);
                 ready = mbarrier_test(&ring->full[at.stage], at.phase);  // asked early, for the answer takes time
             }
             promote<first>(sums[wave], part, s, wave);
         }
+        if constexpr (LATE) release(&ring->empty[now.stage], share_rank);
         return ready;
     }
 

@@ -5,6 +5,7 @@
 struct PlaceInOne : Tile {
     static constexpr __device__ int columns() { return SHAPE_N; }
     static __device__ __forceinline__ u32 scale_at(const Arguments&, int row) { return u32(row) * K_BLOCKS; }
+    static constexpr __device__ u32 scale_step(const Arguments&) { return K_BLOCKS; }
     static constexpr __device__ int scale_end() { return K_BLOCKS; }
     // 16-bit results are given to kernels with this way out only if all rows are fit for it.
     static __device__ __forceinline__ bool out_by_tma(const Arguments& arguments) {

@@ -25,9 +25,11 @@ struct Place : Tile {
     __device__ __forceinline__ long long scale_at(const Arguments& arguments, int row) const {
         return (long long)row * arguments.scale_pitch + ending.first_block;
     }
+    static __device__ __forceinline__ u32 scale_step(const Arguments& arguments) { return arguments.scale_pitch; }
     __device__ __forceinline__ int scale_end() const { return k_blocks; }
 #else
     static constexpr __device__ int scale_at(const Arguments&, int) { return 0; }
+    static constexpr __device__ u32 scale_step(const Arguments&) { return 0; }
     static constexpr __device__ int scale_end() { return 0; }
 #endif
     static constexpr __device__ int out_row(const Arguments&) { return 0; }
@@ -148,9 +150,9 @@ struct Work {
         fence_proxy_tensormap_acquire(left);
         fence_proxy_tensormap_acquire(right);
     }
-    // How to finish a tile is read only now: registers are few while it is multiplied.
+    // How to finish a tile is read only now, and where it is once more: registers are few while it is multiplied.
     __device__ __forceinline__ void enter_out(Place& tile, const TensorMap*& out, bool stores) const {
-        tile.ending = handover->look(at).ending;
+        tile = handover->look(at);
         const TensorMap* own = memory.maps(tile.which) + 2;
         if (own == out) return;
         out = own;
