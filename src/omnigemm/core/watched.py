@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))  # the types of tensors that have no say in calls
 
@@ -13,6 +15,11 @@ _transforms = torch._C._functorch.peek_interpreter_stack
 _tracer = torch._C._get_tracing_state
 
 
+def functions_watched() -> bool:
+    """By a mode that is more than torch's default device, which has a say only in what makes new tensors."""
+    return bool(function_modes()) and any(type(one) is not DeviceContext for one in _get_current_function_mode_stack())
+
+
 def watched() -> bool:
     """By a mode, a tracer or a transform."""
-    return bool(dispatch_modes() or function_modes() or _transforms() is not None or _tracer() is not None)
+    return bool(dispatch_modes() or functions_watched() or _transforms() is not None or _tracer() is not None)

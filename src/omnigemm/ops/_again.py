@@ -16,7 +16,7 @@ from torch import Tensor
 from ..core.plan import AddressLaunch
 from ..core.settings import active, current
 from ._operation import Operands, Operators
-from ._run import Call, launch, write
+from ._run import Call, changed, launch, write
 
 # From what is given, (out, out_dtype, backend, *arguments), to the result, or to ANEW.
 Again = Callable[[Operands], Any]
@@ -86,7 +86,11 @@ def _product(ops: Operators, call: Call, launch_at: AddressLaunch, like: Like, a
         end = to + reach
         if (x < end and to < x + a_reach) or (y < end and to < y + b_reach):  # a closer look
             return launch(ops.operation, call, ops.gather(*given[WORDS:]), out)
-        return out if launch_at(alpha, beta, to, x, y) else write(call, ops.gather(*given[WORDS:]), out)
+        if not launch_at(alpha, beta, to, x, y):
+            return write(call, ops.gather(*given[WORDS:]), out)
+        if not fresh:
+            changed((out,))
+        return out
 
     return run
 
@@ -118,7 +122,11 @@ def _scaled_product(ops: Operators, call: Call, launch_at: AddressLaunch, like: 
             or (t < end and to < t + b_scale_reach)
         ):
             return launch(ops.operation, call, ops.gather(*given[WORDS:]), out)
-        return out if launch_at(to, x, y, s, t) else write(call, ops.gather(*given[WORDS:]), out)
+        if not launch_at(to, x, y, s, t):
+            return write(call, ops.gather(*given[WORDS:]), out)
+        if not fresh:
+            changed((out,))
+        return out
 
     return run
 
@@ -139,7 +147,8 @@ def _any(ops: Operators, call: Call, like: Like, apart: Apart, numbers: tuple[fl
         out = given[0]
         if launch_at is None:
             return launch(ops.operation, call, ops.gather(*given[WORDS:]), out)
-        if out is None:
+        fresh = out is None
+        if fresh:
             out = call.fresh()
             addresses = [_address(out), *map(_address, tensors)]
         else:
@@ -150,6 +159,10 @@ def _any(ops: Operators, call: Call, like: Like, apart: Apart, numbers: tuple[fl
                 other = addresses[i]
                 if other < end and start < other + size:
                     return launch(ops.operation, call, ops.gather(*given[WORDS:]), out)
-        return out if launch_at(*numbers, *addresses) else write(call, ops.gather(*given[WORDS:]), out)
+        if not launch_at(*numbers, *addresses):
+            return write(call, ops.gather(*given[WORDS:]), out)
+        if not fresh:
+            changed((out,))
+        return out
 
     return run

@@ -8,10 +8,12 @@ from typing import Any
 import torch
 
 from ._again import ANEW
+from ._gradients import look_for_gradients
 from ._operation import Operands, Operation, Operators
 from ._recent import shortcut
 from ._results import allocate
 from ._run import execute
+from ._signs import with_signs
 from .checks import need_words
 
 NAMESPACE = "omnigemm"
@@ -58,6 +60,9 @@ def call(ops: Operators, arguments: Operands, out: Any, out_dtype: torch.dtype |
         done = shortcut(ops, arguments, out, out_dtype, backend)
         if done is not ANEW:
             return done
+        if out is not None:
+            look_for_gradients(operation.name, arguments, out, depth=4)
+        arguments = with_signs(operation.name, arguments, out)
     if out is None:
         return ops.function(*arguments, out_dtype, backend)
     ops.writer(*arguments, out, backend)

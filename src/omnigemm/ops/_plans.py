@@ -9,11 +9,13 @@ from typing import Any
 from torch import Tensor
 
 from ..core.dtypes import BY_NAME
-from ..core.errors import ShapeError, WorkspaceError
+from ..core.errors import DeviceError, ShapeError, WorkspaceError
 from ..core.plan import Plan
+from ._gradients import look_for_gradients
 from ._operation import Operands, Operation
 from ._run import calls, keep, launch, signature
-from .checks import show
+from ._signs import with_signs
+from .checks import OutSpec, need_words, show
 from .overlap import span
 
 WORKSPACE_ALIGN = 128  # bytes
@@ -21,6 +23,9 @@ WORKSPACE_ALIGN = 128  # bytes
 
 def run_plan(operation: Operation, plan: Plan, operands: Operands, out: Any, workspace: Any = None) -> Any:
     """Run a plan on operands that must be the problem it was made for."""
+    need_words(operation.name, out, None, None, many=operation.tensors is not None)
+    look_for_gradients(operation.name, operands, out, depth=5)
+    operands = with_signs(operation.name, operands, out)
     if workspace is not None:
         _need_workspace(operation, plan, workspace, operands, out)
     key = (plan, *signature((out, *operands)))
@@ -28,6 +33,9 @@ def run_plan(operation: Operation, plan: Plan, operands: Operands, out: Any, wor
     if found is None:
         wanted = plan.problem
         spec = operation.check(operands, out, None if out is not None else BY_NAME[wanted.out_dtype])
+        here, there = (spec if isinstance(spec, OutSpec) else spec[0]).device, plan.device
+        if here.type != there.type or there.index not in (None, here.index):
+            raise DeviceError(f"{operation.name}: the operands are on {here}, expected {there}, the device of the plan")
         problem = operation.describe(operands, spec)
         if problem != wanted:
             given, planned = dataclasses.asdict(problem), dataclasses.asdict(wanted)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.watched import PLAIN, dispatch_modes, function_modes, watched
+from ..core.watched import PLAIN, dispatch_modes, function_modes, functions_watched, watched
 from ._again import ANEW, WORDS, Again, Apart, Like, again
 from ._operation import ListTensors, Operands, Operators
 from ._run import call_for, kinds, launch
@@ -61,7 +61,8 @@ def repeated(name: str, first: Any, weight: Any, given: Operands) -> Any:
     Public functions ask this before anything else, with the operator's name. What is given is (out, out_dtype, backend,
     first, weight, ..), all as it is.
     """
-    if _traced() or dispatch_modes() or function_modes():  # first: nobody who looks must see what was remembered
+    # First: nobody who looks must see what was remembered.
+    if _traced() or dispatch_modes() or (function_modes() and functions_watched()):
         return ANEW
     try:
         found = _by_place[name, id(weight), first.numel()]
@@ -72,7 +73,7 @@ def repeated(name: str, first: Any, weight: Any, given: Operands) -> Any:
 
 def repeated_list(name: str, given: Operands) -> Any:
     """The same for arguments that are lists, of matrices at least."""
-    if _traced() or dispatch_modes() or function_modes():
+    if _traced() or dispatch_modes() or (function_modes() and functions_watched()):
         return ANEW
     try:
         found = _by_place[_list_place(name, given[WORDS])]
@@ -103,7 +104,7 @@ def shortcut(ops: Operators, arguments: Operands, out: Any, out_dtype: torch.dty
         if not PLAIN.issuperset(map(type, picked)):
             return ANEW
     gradients = any(one.requires_grad for one in picked)
-    if gradients and _is_grad_enabled():
+    if (gradients and _is_grad_enabled()) or any(one.is_neg() for one in picked):  # signs that are not in memory yet
         return ANEW
     operands = ops.gather(*arguments)
     # An out says its type itself.

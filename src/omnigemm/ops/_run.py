@@ -6,6 +6,8 @@ whether `out` overlaps an input depends on addresses, and is seen anew each time
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -83,10 +85,11 @@ def call_for(
 def keep(key: Hashable, operation: Operation, plan: Plan, spec: Any, operands: Operands, out: Any) -> Call:
     """Prepare a plan for operands that lie like these. `spec` is what their check returned."""
     example = allocate(spec) if out is None else out
+    bound = plan.launch if plan.bind is None else in_given_types(plan.bind, example, *operands)
     of_lists = None if operation.tensors is None else ListReach(len(example), operation.tensors(example, operands))
     made = Call(
         plan,
-        launch=plan.launch if plan.bind is None else plan.bind(example, *operands),
+        launch=bound,
         fresh=allocator(spec),
         reach=Reach.of(example, operands) if of_lists is None else None,
         list_reach=of_lists,
@@ -128,7 +131,29 @@ def write(call: Call, operands: Operands, out: Any, **words: Any) -> Any:
     if call.plan.uses_torch:
         # Parameters that require gradients are fine operands; torch's kernels with out= would refuse them otherwise.
         with torch._C._AutoDispatchBelowAutograd():
-            call.launch(out, *operands, **words)
+            in_given_types(call.launch, out, *operands, **words)
     else:
         call.launch(out, *operands, **words)
+        changed((out,) if isinstance(out, Tensor) else out)
     return out
+
+
+# Tells autograd that tensors were written to, which it cannot see of what is written by address: a backward pass that
+# needs what was there must fail, not go on with what is there now.
+changed: Callable[[Sequence[Tensor]], None] = torch._C._increment_version
+
+_any_autocast = torch._C._is_any_autocast_enabled
+
+
+def in_given_types(function: Callable[..., Any], *arguments: Any, **words: Any) -> Any:
+    """Call what uses operations of torch, which autocast must not change: operands say at which precision they are."""
+    if not _any_autocast():
+        return function(*arguments, **words)
+    with torch._C._ExcludeDispatchKeyGuard(_autocast_keys()):
+        return function(*arguments, **words)
+
+
+@functools.cache
+def _autocast_keys() -> Any:
+    keys = (key for name, key in torch._C.DispatchKey.__members__.items() if name.startswith("Autocast"))
+    return functools.reduce(operator.or_, map(torch._C.DispatchKeySet, keys))
