@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 import threading
 from collections.abc import Iterator
 
@@ -199,3 +200,26 @@ def test_parameters_are_fine_and_going_backward_is_not_silent() -> None:
     assert torch.equal(omnigemm.gemm(torch.ones(2, 4), weight, out=out), y)
     with pytest.warns(UserWarning, match="omnigemm::gemm: an autograd kernel was not registered"):
         y.sum().backward()
+
+
+@pytest.mark.parametrize(("initialised", "number"), [(True, 3), (False, 0)])
+def test_a_device_without_a_number_is_the_current_one(
+    monkeypatch: pytest.MonkeyPatch, initialised: bool, number: int
+) -> None:
+    """A plan for plain "cuda" must not run on tensors of whichever GPU is current later."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: initialised)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    assert dispatch.resolve_device("gemm", "cuda") == torch.device("cuda", number)
+    assert dispatch.resolve_device("gemm", "cuda:1") == torch.device("cuda", 1)
+    assert dispatch.resolve_device("gemm", "cpu") == torch.device("cpu")
+
+
+def test_a_child_that_was_forked_while_a_plan_was_put_goes_on() -> None:
+    cache: PlanCache[int] = PlanCache()
+    with cache._lock:  # as another thread may have it, which the child does not have
+        child = os.fork()
+        if child == 0:
+            threading.Timer(5, os._exit, (1,)).start()
+            os._exit(0 if cache.put("a", 1) == 1 else 2)
+    assert os.waitpid(child, 0)[1] == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
@@ -207,10 +208,15 @@ def _describe(op: str, m: int, n: int, k: int, words: dict[str, Any]) -> Problem
 
 
 def resolve_device(op: str, device: torch.device | str) -> torch.device:
+    """The device, with the number that it has now: a plan keeps its kernels there, whatever is current later."""
     try:
-        return torch.device(device)
+        found = torch.device(device)
     except (RuntimeError, TypeError) as error:
         raise DeviceError(f"{op}: device is {device!r}, expected a torch device such as 'cpu' or 'cuda:0'") from error
+    if found.type != "cuda" or found.index is not None or not torch.cuda.is_available():
+        return found
+    # Asking before CUDA is initialised would do that, and explain has no need of it.
+    return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_initialized() else 0)
 
 
 T = TypeVar("T")
@@ -228,7 +234,12 @@ class PlanCache(Generic[T]):
         self._entries: dict[Hashable, T] = {}
         self._held = 0
         self._lock = threading.Lock()
+        if hasattr(os, "register_at_fork"):  # another thread may hold it just then, and is not there in the child
+            os.register_at_fork(after_in_child=self._renew_lock)
         self.get: Callable[[Hashable], T | None] = self._entries.get
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.Lock()
 
     def put(self, key: Hashable, entry: T, size: int = 1) -> T:
         """Keep the entry, or return the one that another thread put first. `size`: as many usual ones take its room."""
