@@ -116,6 +116,66 @@ def layout_of(tensor: torch.Tensor) -> str:
     return "col" if rows == 1 or tensor.size(-2) <= 1 else "strided"
 
 
+def _layout_as_seen(layout: str, matrices: Sequence[tuple[int, int]]) -> str:
+    """What `layout_of` says of matrices [rows, columns] that are described so: thin ones have fewer ways to lie."""
+    if any(min(size) > 1 for size in matrices):
+        return layout
+    _, columns = matrices[0]  # of a list that is thin throughout, the first speaks for all
+    if columns <= 1:
+        return "row"
+    return "col" if layout == "strided" else layout
+
+
+def _matrices(op: str, m: int, n: int, k: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """A and B as the operation takes them."""
+    if op == "grouped_gemm_k_contiguous":
+        return (k, m), (k, n)
+    return (m, k), (k, n) if op in ("gemm", "grouped_gemm") else (n, k)
+
+
+# ------------------------------------------------------------------------------------------------------- scales
+
+
+Shape = tuple[int, ...]
+
+
+def blocks_of(size: int) -> int:
+    return (size + BLOCK - 1) // BLOCK
+
+
+def scale_kinds(
+    a: Shape, b: Shape, rows: Shape, lead: Shape, n: int, k: int, blockwise: bool
+) -> tuple[str | None, str | None]:
+    """How scales of such shapes are laid out, or None. `rows` are A's leading dimensions; `lead` is (G,) for groups.
+
+    Calls ask this of their tensors, descriptions of what quantisers give, so that both name the same problem. Where
+    shapes have several meanings the plainest is taken: one value is one for all, also if there is but one row, and
+    one per row is just that, also if K is a single block.
+    """
+    b_kind = _b_kind(b, lead, n, k, blockwise)
+    if b_kind in ("128x128", "1x128") and k <= BLOCK and a == (*rows, 1):
+        return "1x128", b_kind  # one block covers all of K, so one per row is one per block
+    return _a_kind(a, rows, k, blockwise), b_kind
+
+
+def _a_kind(a: Shape, rows: Shape, k: int, blockwise: bool) -> str | None:
+    if all(size == 1 for size in a):
+        return "tensor"
+    if a in (rows, (*rows, 1)):
+        return "token"
+    return "1x128" if blockwise and a == (*rows, blocks_of(k)) else None
+
+
+def _b_kind(b: Shape, lead: Shape, n: int, k: int, blockwise: bool) -> str | None:
+    if all(size == 1 for size in b) or (lead and b == lead):
+        return "tensor"
+    if b in ((*lead, n), (*lead, n, 1)):
+        return "channel"
+    if blockwise and b == (*lead, blocks_of(n), blocks_of(k)):
+        return "128x128"
+    return "1x128" if blockwise and b == (*lead, n, blocks_of(k)) else None
+
+
 _USUAL_DTYPE = {"int8_gemm": "int8", "fp8_gemm": "e4m3"}
 
 
@@ -184,6 +244,9 @@ def describe(
     if out not in ("fp16", "bf16", "fp32"):
         raise DTypeError(f"{op}: out_dtype is {out}, expected fp16, bf16 or fp32")
 
+    count = 0
+    if grouped:
+        count = 8 if groups is None else groups
     a_scale = b_scale = "none"
     if eight_bit:
         allowed = granularities(op, a)
@@ -191,6 +254,8 @@ def describe(
         if granularity not in allowed:
             raise ShapeError(f"{op}: granularity is {granularity!r}, expected one of {', '.join(allowed)}")
         a_scale, b_scale = GRANULARITIES[granularity]
+        if not along_k:
+            a_scale, b_scale = _kinds_as_seen(a_scale, b_scale, *_leading(op, m, batch, count), n, k)
     elif granularity is not None:
         raise ShapeError(f"{op}: granularity is {granularity!r}, but {a} operands have no scales")
 
@@ -206,8 +271,10 @@ def describe(
         sizes = tuple(shapes) if shapes is not None else ((m, n, k),) * (1 if groups is None else groups)
         if sizes:
             m, n, k = (max(size[i] for size in sizes) for i in range(3))
+        count = len(sizes)
     usual_layout = "col" if along_k and eight_bit else "row"  # of fp8, K lies side by side
-    count = (len(sizes) if op == "grouped_gemm" else (8 if groups is None else groups)) if grouped else 0
+    a_layout, b_layout = a_layout or usual_layout, b_layout or usual_layout
+    matrices = [_matrices(op, *size) for size in sizes or ((m, n, k),)]
     return Problem(
         op=op,
         m=m,
@@ -226,13 +293,34 @@ def describe(
         bias=bias,
         c=beta != 0.0,
         scaled=alpha != 1.0,
-        a_layout=a_layout or usual_layout,
-        b_layout=b_layout or usual_layout,
+        a_layout=_layout_as_seen(a_layout, [a for a, _ in matrices]),
+        b_layout=_layout_as_seen(b_layout, [b for _, b in matrices]),
         shapes=sizes,
         expected_m=expected_m or 0,
         device_factors=device_factors,
         device_sizes=device_sizes,
     )
+
+
+def _leading(op: str, m: int, batch: int, groups: int) -> tuple[Shape, Shape]:
+    """The dimensions of A before K and of B before N. In a batch, each product has its own of both."""
+    if op == "grouped_gemm_contiguous":
+        return (m,), (groups,)
+    if op == "grouped_gemm_masked":
+        return (groups, m), (groups,)
+    return ((m,), ()) if batch == 1 else ((batch, m), (batch,))
+
+
+def _kinds_as_seen(a_kind: str, b_kind: str, rows: Shape, lead: Shape, n: int, k: int) -> tuple[str, str]:
+    """What `scale_kinds` says of the scales that quantisers give."""
+    along_k = blocks_of(k)
+    a = {"tensor": (), "token": rows, "1x128": (*rows, along_k)}[a_kind]
+    squares, lines = (*lead, blocks_of(n), along_k), (*lead, n, along_k)
+    b = {"tensor": (), "channel": (*lead, n), "128x128": squares, "1x128": lines}[b_kind]
+    seen = scale_kinds(a, b, rows, lead, n, k, blockwise=True)
+    assert seen[0] is not None
+    assert seen[1] is not None
+    return seen[0], seen[1]
 
 
 def granularities(op: str, dtype: str) -> tuple[str, ...]:

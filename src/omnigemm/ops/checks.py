@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..core import problem
 from ..core.dtypes import FLOATS, name_of, names
 from ..core.errors import DeviceError, DTypeError, LayoutError, ShapeError
-from ..core.problem import BLOCK
+from ..core.problem import blocks_of
 from .overlap import overlap, overlaps_itself, same_memory, span
 
 
@@ -128,42 +129,6 @@ def as_scale(op: str, name: str, scale: object, like: Tensor) -> Tensor:
     return scale
 
 
-def blocks_of(size: int) -> int:
-    return (size + BLOCK - 1) // BLOCK
-
-
-def a_scale_kind(op: str, scale: Tensor, rows: tuple[int, ...], k: int, blockwise: bool) -> str:
-    """How the scales of A are laid out; `rows` are A's leading dimensions."""
-    need_float32(op, "a_scale", scale)
-    shape, per_block = tuple(scale.shape), (*rows, blocks_of(k))
-    if scale.numel() == 1 and not (blockwise and shape == per_block and k > BLOCK):
-        return "tensor"
-    if shape in (rows, (*rows, 1)):
-        return "token"
-    if blockwise and shape == per_block:
-        return "1x128"
-    forms = [f"one value, {rows}", *([f"{per_block} for 1x128 blocks"] if blockwise else [])]
-    raise ShapeError(f"{op}: a_scale has shape {show(scale)}, expected {' or '.join(forms)}")
-
-
-def b_scale_kind(op: str, scale: Tensor, lead: tuple[int, ...], n: int, k: int, blockwise: bool) -> str:
-    """How the scales of B are laid out; `lead` is (G,) for groups."""
-    need_float32(op, "b_scale", scale)
-    shape = tuple(scale.shape)
-    squares, rows = (*lead, blocks_of(n), blocks_of(k)), (*lead, n, blocks_of(k))
-    if scale.numel() == 1 or (lead and shape == lead):
-        return "tensor"
-    if shape in ((*lead, n), (*lead, n, 1)):
-        return "channel"
-    if blockwise and shape == squares:
-        return "128x128"
-    if blockwise and shape == rows:
-        return "1x128"
-    forms = ["one value", *([f"{lead}"] if lead else []), f"{(*lead, n)}"]
-    forms += [f"{squares} for 128x128 blocks", f"{rows} for 1x128 blocks"] if blockwise else []
-    raise ShapeError(f"{op}: b_scale has shape {show(scale)}, expected {' or '.join(forms)}")
-
-
 def scale_kinds(
     op: str,
     a_scale: Tensor,
@@ -174,14 +139,19 @@ def scale_kinds(
     k: int,
     blockwise: bool,
 ) -> tuple[str, str]:
-    """Both granularities, after a check that they go together."""
-    a_kind = a_scale_kind(op, a_scale, rows, k, blockwise)
-    b_kind = b_scale_kind(op, b_scale, lead, n, k, blockwise)
-    b_blocks = b_kind in ("128x128", "1x128")
-    if b_blocks and k <= BLOCK and tuple(a_scale.shape) == (*rows, 1):
-        a_kind = "1x128"  # one block covers all of K: a scale per row is a scale per block
-    if a_kind == "1x128" and b_kind == "channel" and k <= BLOCK:
-        b_kind = "1x128"
+    """How both are laid out, after a check that they go together. `rows` are A's leading dimensions, `lead` B's."""
+    need_float32(op, "a_scale", a_scale)
+    need_float32(op, "b_scale", b_scale)
+    a_kind, b_kind = problem.scale_kinds(tuple(a_scale.shape), tuple(b_scale.shape), rows, lead, n, k, blockwise)
+    if a_kind is None:
+        forms = [f"one value, {rows}", *([f"{(*rows, blocks_of(k))} for 1x128 blocks"] if blockwise else [])]
+        raise ShapeError(f"{op}: a_scale has shape {show(a_scale)}, expected {' or '.join(forms)}")
+    if b_kind is None:
+        forms = ["one value", *([f"{lead}"] if lead else []), f"{(*lead, n)}"]
+        if blockwise:
+            squares, lines = (*lead, blocks_of(n), blocks_of(k)), (*lead, n, blocks_of(k))
+            forms += [f"{squares} for 128x128 blocks", f"{lines} for 1x128 blocks"]
+        raise ShapeError(f"{op}: b_scale has shape {show(b_scale)}, expected {' or '.join(forms)}")
     if (a_kind == "1x128") != (b_kind in ("128x128", "1x128")):
         raise ShapeError(
             f"{op}: a_scale has shape {show(a_scale)} ({a_kind}) and b_scale {show(b_scale)} ({b_kind}), expected both "

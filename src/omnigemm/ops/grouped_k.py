@@ -9,14 +9,13 @@ from torch import Tensor
 
 from ..core.dtypes import FLOATS, FP8, name_of
 from ..core.errors import DTypeError, ShapeError
-from ..core.problem import Problem, layout_of
+from ..core.problem import Problem, blocks_of, layout_of
 from ._again import ANEW
 from ._library import call, register
 from ._operation import Operands, Operation
 from ._recent import repeated
 from .checks import (
     OutSpec,
-    blocks_of,
     need_dim,
     need_distinct,
     need_dtype,
