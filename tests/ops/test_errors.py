@@ -371,7 +371,7 @@ def test_a_refusal_is_not_remembered_as_a_plan() -> None:
     [
         ({"colour": 1}, TypeError, ("'colour'", "backend")),
         ({"backend": "tpu"}, NotImplementedError, ("backend is 'tpu'", "cpu")),
-        ({"weight_cache_mib": -1}, ValueError, ("weight_cache_mib is -1", ">= 0")),
+        ({"weight_cache_mib": -1}, omnigemm.SettingsError, ("weight_cache_mib is -1", ">= 0")),
         ({"weight_cache_mib": 1.5}, ValueError, ("weight_cache_mib is 1.5", "whole number")),
         ({"deterministic": 2}, ValueError, ("deterministic is 2", "True or False")),
     ],

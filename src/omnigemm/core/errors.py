@@ -36,3 +36,7 @@ class UnsupportedError(OmniGemmError, NotImplementedError):
 
 class CompileError(OmniGemmError, RuntimeError):
     """A kernel could not be compiled or loaded."""
+
+
+class SettingsError(OmniGemmError, ValueError):
+    """A setting, or a variable of the environment, has a value that it cannot have."""

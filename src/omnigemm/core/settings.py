@@ -6,14 +6,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 import logging
 import os
 from contextlib import ContextDecorator
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from .errors import UnsupportedError
+from .errors import SettingsError, UnsupportedError
 
 # name -> (meaning, default in words). The command line and the docs print this table.
 ENVIRONMENT: dict[str, tuple[str, str]] = {
@@ -52,15 +54,15 @@ class Settings:
             check_backend("settings", self.backend)
         limit = self.weight_cache_mib
         if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 0):
-            raise ValueError(f"settings: weight_cache_mib is {limit!r}, expected None or a whole number >= 0")
+            raise SettingsError(f"settings: weight_cache_mib is {limit!r}, expected None or a whole number >= 0")
         for name in ("deterministic", "constant_weights"):
             value = getattr(self, name)
             if not isinstance(value, bool):
-                raise ValueError(f"settings: {name} is {value!r}, expected True or False")
+                raise SettingsError(f"settings: {name} is {value!r}, expected True or False")
 
 
-def check_backend(where: str, name: str) -> None:
-    if name not in BACKEND_NAMES:
+def check_backend(where: str, name: object) -> None:
+    if not isinstance(name, str) or name not in BACKEND_NAMES:
         raise UnsupportedError(f"{where}: backend is {name!r}, expected None or one of {', '.join(BACKEND_NAMES)}")
 
 
@@ -70,7 +72,7 @@ def _from_environment() -> Settings:
         check_backend("OMNIGEMM_BACKEND", backend)
     text = os.environ.get("OMNIGEMM_WEIGHT_CACHE_MIB", "")
     if text and not text.isdigit():
-        raise ValueError(f"OMNIGEMM_WEIGHT_CACHE_MIB is {text!r}, expected a whole number of MiB")
+        raise SettingsError(f"OMNIGEMM_WEIGHT_CACHE_MIB is {text!r}, expected a whole number of MiB")
     _start_log(os.environ.get("OMNIGEMM_LOG", ""))
     return Settings(
         backend, _flag("OMNIGEMM_DETERMINISTIC"), int(text) if text else None, _flag("OMNIGEMM_CONSTANT_WEIGHTS")
@@ -80,14 +82,14 @@ def _from_environment() -> Settings:
 def _flag(name: str) -> bool:
     value = os.environ.get(name, "0")
     if value not in ("", "0", "1"):
-        raise ValueError(f"{name} is {value!r}, expected 0 or 1")
+        raise SettingsError(f"{name} is {value!r}, expected 0 or 1")
     return value == "1"
 
 
 def _start_log(level: str) -> None:
     """The library logs to the logger 'omnigemm'; the variable shows it to people who configure no logging."""
     if level not in ("", "off", "debug"):
-        raise ValueError(f"OMNIGEMM_LOG is {level!r}, expected debug or off")
+        raise SettingsError(f"OMNIGEMM_LOG is {level!r}, expected debug or off")
     if level == "debug":
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("omnigemm: %(message)s"))
@@ -127,15 +129,35 @@ class settings(ContextDecorator):
         self._changes = changes
         # Checked here, so that a wrong value is reported where it was written.
         dataclasses.replace(Settings(), **changes)
-        self._tokens: list[Token[Settings | None]] = []
 
     def __enter__(self) -> Settings:
         changed = dataclasses.replace(current(), **self._changes)
-        self._tokens.append(_active.set(changed))
+        _entered.set((*_entered.get(), (self, active())))
+        _active.set(changed)
         return changed
 
     def __exit__(self, *_: object) -> None:
-        _active.reset(self._tokens.pop())
+        entered = _entered.get()
+        for i in reversed(range(len(entered))):
+            if entered[i][0] is self:
+                _entered.set(entered[:i])  # with all that was entered since: whoever leaves last, nothing stays
+                _active.set(entered[i][1])
+                return
+
+    def __call__(self, function: Any) -> Any:
+        if not inspect.iscoroutinefunction(function):
+            return super().__call__(function)
+
+        @functools.wraps(function)
+        async def inside(*arguments: Any, **named: Any) -> Any:
+            with self:  # until it is done, and not only until it is made
+                return await function(*arguments, **named)
+
+        return inside
+
+
+# Who was entered here, and what was in force before. Each thread and task has its own, so one object serves many.
+_entered: ContextVar[tuple[tuple[settings, Settings | None], ...]] = ContextVar("omnigemm_entered", default=())
 
 
 def cache_dir() -> Path:
