@@ -95,7 +95,7 @@ int8_gemm
     int8_gemm(a8, b8, 1.0, True, out=out) | DType | b_scale is a bool | an fp32 tensor or a number
     int8_gemm(a8, b8, 1.0, meta(scales(5)), out=out) | Device | b_scale is on meta | cpu
     int8_gemm(a8, b8, 1.0, 1.0, a_zero=indices([1, 2]), out=out) | Shape | a_zero has shape (2,) | one value or (4,)
-    int8_gemm(int8s(2, 4, 6), b8, 1.0, 1.0, a_zero=indices([1] * 4)[:, None]) | Shape | a_zero has shape (4, 1) | (2, 4)
+    int8_gemm(int8s(2, 4, 6), b8, 1.0, 1.0, a_zero=indices([1] * 2)[:, None]) | Shape | a_zero has shape (2, 1) | (2, 4)
     int8_gemm(a8, b8, 1.0, 1.0, a_zero=int8s(4), out=out) | DType | a_zero has dtype int8 | int32
     int8_gemm(a8, b8, 1.0, 1.0, a_zero=1.5, out=out) | DType | a_zero is a float | a tensor
     int8_gemm(a8, b8, 1.0, 1.0, bias=floats(4), out=out) | Shape | bias has shape (4,) | (5,)

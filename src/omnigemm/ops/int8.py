@@ -81,6 +81,11 @@ def _describe(operands: Operands, spec: OutSpec) -> Problem:
     )
 
 
+def _flat(values: Tensor, rows: int) -> Tensor:
+    """[rows, 1] as [rows]: in a batch, two dimensions would be values of each product."""
+    return values.squeeze(1) if tuple(values.shape) == (rows, 1) else values
+
+
 def _collect(a: Any, b: Any, a_scale: Any, b_scale: Any, *, a_zero: Any = None, bias: Any = None) -> Operands:
     need_tensor(_OP, a=a, b=b)
     a_scale, b_scale = as_scale(_OP, "a_scale", a_scale, a), as_scale(_OP, "b_scale", b_scale, a)
@@ -88,6 +93,9 @@ def _collect(a: Any, b: Any, a_scale: Any, b_scale: Any, *, a_zero: Any = None, 
         a_zero = torch.full((), a_zero, dtype=torch.int32, device=a.device)
     given = {"a_zero": a_zero, "bias": bias}
     need_tensor(_OP, **{name: value for name, value in given.items() if value is not None})
+    if 3 in (a.dim(), b.dim()) and min(a.dim(), b.dim()) >= 2:
+        a_scale, b_scale = _flat(a_scale, a.size(-2)), _flat(b_scale, b.size(-2))
+        a_zero = None if a_zero is None else _flat(a_zero, a.size(-2))
     return a, b, a_scale, b_scale, a_zero, bias
 
 
