@@ -15,11 +15,11 @@ class ShapeError(OmniGemmError, ValueError):
 
 
 class DTypeError(OmniGemmError, TypeError):
-    """A tensor has an element type that the operation does not take."""
+    """A tensor has an element type that the operation does not take, or a number does not fit its type."""
 
 
 class LayoutError(OmniGemmError, ValueError):
-    """A tensor's strides or memory cannot be used: it overlaps itself or another operand."""
+    """A tensor's strides or memory cannot be used: it overlaps itself or another operand, or has none."""
 
 
 class DeviceError(OmniGemmError, RuntimeError):

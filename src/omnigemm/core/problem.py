@@ -158,8 +158,17 @@ def scale_kinds(
     return _a_kind(a, rows, k, blockwise), b_kind
 
 
+def _is_one(shape: Shape) -> bool:
+    """Whether there is one value. Where a tracer does not know, there are several: it only asks whether shapes fit."""
+    if all(type(size) is int for size in shape):
+        return all(size == 1 for size in shape)
+    from torch.fx.experimental.symbolic_shapes import guard_or_false  # late: it takes half a second
+
+    return all(guard_or_false(size == 1) for size in shape)
+
+
 def _a_kind(a: Shape, rows: Shape, k: int, blockwise: bool) -> str | None:
-    if all(size == 1 for size in a):
+    if _is_one(a):
         return "tensor"
     if a in (rows, (*rows, 1)):
         return "token"
@@ -167,7 +176,7 @@ def _a_kind(a: Shape, rows: Shape, k: int, blockwise: bool) -> str | None:
 
 
 def _b_kind(b: Shape, lead: Shape, n: int, k: int, blockwise: bool) -> str | None:
-    if all(size == 1 for size in b) or (lead and b == lead):
+    if _is_one(b) or (lead and b == lead):
         return "tensor"
     if b in ((*lead, n), (*lead, n, 1)):
         return "channel"

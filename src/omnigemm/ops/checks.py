@@ -5,6 +5,7 @@ All but those of shared memory read metadata only, so they serve real tensors an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -36,20 +37,33 @@ def need_tensor(op: str, **given: object) -> None:
             raise DTypeError(f"{op}: {name} is a {type(value).__name__}, expected a tensor")
 
 
-def need_words(op: str, out: Any, out_dtype: object, backend: object, many: bool) -> None:
-    """What all operations take beside their operands; `many`: `out` is a list."""
+def need_strided(op: str, **tensors: Tensor | None) -> None:
+    """Of the other kinds some have no strides, some no memory, and none is what kernels read."""
+    for name, one in tensors.items():
+        if one is not None and (one.layout is not torch.strided or one.is_nested):
+            kind = "nested" if one.is_nested else str(one.layout).removeprefix("torch.").removeprefix("_")
+            raise LayoutError(f"{op}: {name} is a {kind} tensor, expected a dense one with strides")
+
+
+def need_backend(op: str, backend: object) -> None:
     if backend is not None and not isinstance(backend, str):
         raise DTypeError(f"{op}: backend is {backend!r}, expected None or a name")
+
+
+def need_words(op: str, out: Any, out_dtype: object, backend: object, many: bool) -> None:
+    """What all operations take beside their operands; `many`: `out` is a list."""
+    need_backend(op, backend)
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         raise DTypeError(f"{op}: out_dtype is {out_dtype!r}, expected None or a torch dtype")
     if out is None:
         return
-    for one in out if many else [out]:
+    for i, one in enumerate(out if many else [out]):
+        name = f"out[{i}]" if many else "out"
         if not isinstance(one, Tensor):
-            raise DTypeError(f"{op}: out is a {type(one).__name__}, expected a tensor")
+            raise DTypeError(f"{op}: {name} is a {type(one).__name__}, expected a tensor")
         if out_dtype is not None and one.dtype != out_dtype:
             raise DTypeError(
-                f"{op}: out has dtype {name_of(one.dtype)}, expected {name_of(out_dtype)}, the out_dtype given"
+                f"{op}: {name} has dtype {name_of(one.dtype)}, expected {name_of(out_dtype)}, the out_dtype given"
             )
 
 
@@ -105,6 +119,7 @@ def result(
         raise DTypeError(f"{op}: out_dtype is {name_of(out_dtype)}, expected {names(FLOATS)}")
     if out is None:
         return OutSpec(shape, usual if out_dtype is None else out_dtype, device)
+    need_strided(op, **{name: out})
     need_dtype(op, name, out, FLOATS if out_dtype is None else (out_dtype,))
     need_shape(op, name, out, [shape], "the shape of the result")
     if out.device != device:
@@ -116,14 +131,34 @@ def result(
     return OutSpec(shape, out.dtype, device)
 
 
+MOST = torch.finfo(torch.float32).max  # of the numbers that results are multiplied by
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def need_number(op: str, name: str, value: Any) -> float:
+    """A number that fp32 has room for. Infinities and NaN it has."""
+    if not is_number(value):
+        raise DTypeError(f"{op}: {name} is {value!r}, expected a number")
+    try:
+        number = float(value)
+    except OverflowError:
+        raise DTypeError(f"{op}: {name} has {value.bit_length()} bits, expected a number that fits fp32") from None
+    if MOST < abs(number) < math.inf:
+        raise DTypeError(f"{op}: {name} is {value!r}, expected a number that fits fp32, at most {MOST:.8g}")
+    return number
+
+
 def need_float32(op: str, name: str, tensor: Tensor) -> None:
     need_dtype(op, name, tensor, (torch.float32,))
 
 
 def as_scale(op: str, name: str, scale: object, like: Tensor) -> Tensor:
     """A scale as a tensor; a plain number is one value for all."""
-    if isinstance(scale, (int, float)) and not isinstance(scale, bool):
-        return torch.full((), float(scale), dtype=torch.float32, device=like.device)
+    if is_number(scale):
+        return torch.full((), need_number(op, name, scale), dtype=torch.float32, device=like.device)
     if not isinstance(scale, Tensor):
         raise DTypeError(f"{op}: {name} is a {type(scale).__name__}, expected an fp32 tensor or a number")
     return scale
