@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -102,7 +103,7 @@ def _describe(operands: Operands, spec: OutSpec) -> Problem:
 def _collect(a: Any, b: Any, c: Any = None, *, alpha: float = 1.0, beta: float = 0.0) -> Operands:
     if not (isinstance(a, Tensor) and isinstance(b, Tensor) and (c is None or isinstance(c, Tensor))):
         need_tensor("gemm", a=a, b=b, **({} if c is None else {"c": c}))
-    if not (type(alpha) is float and type(beta) is float and -MOST <= alpha <= MOST and -MOST <= beta <= MOST):
+    if type(alpha) is not float or type(beta) is not float or not math.hypot(alpha, beta) <= MOST:
         alpha, beta = need_number("gemm", "alpha", alpha), need_number("gemm", "beta", beta)
     return a, b, c, alpha, beta
 

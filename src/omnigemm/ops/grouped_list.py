@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,6 +38,7 @@ from .overlap import same_memory
 
 _OP = "grouped_gemm"
 _NUMBERS = frozenset((int, float))  # and not bool, which is an int
+_LEAST = -MOST
 
 
 def _check(operands: Operands, out: Sequence[Tensor] | None, out_dtype: torch.dtype | None) -> list[OutSpec]:
@@ -124,20 +126,32 @@ def _common(matrices: Sequence[Tensor]) -> str:
 
 def _numbers(name: str, value: Any, count: int) -> list[float] | Tensor:
     """One number for all groups, or one per group. A tensor on a device stays there: nobody waits for it."""
-    if type(value) is float:
-        return [value if -MOST <= value <= MOST else need_number(_OP, name, value)] * count
+    if type(value) is float and _LEAST <= value <= MOST:
+        return [value] * count
+    if type(value) is list:
+        return _each(name, value, count)
     if isinstance(value, Tensor):
         if value.device.type != "cpu" or torch.compiler.is_compiling():  # in a graph it has no numbers yet
             return value
         value = value.item() if value.numel() == 1 else value.tolist()
     if is_number(value):
         return [need_number(_OP, name, value)] * count
-    if not isinstance(value, Sequence) or not (_NUMBERS.issuperset(map(type, value)) or all(map(is_number, value))):
+    if not isinstance(value, Sequence):
+        raise DTypeError(f"{_OP}: {name} is {value!r}, expected a number or one per group")
+    return _each(name, value, count)
+
+
+def _each(name: str, value: Sequence[Any], count: int) -> list[float]:
+    if not _NUMBERS.issuperset(map(type, value)) and not all(map(is_number, value)):
         raise DTypeError(f"{_OP}: {name} is {value!r}, expected a number or one per group")
     if len(value) != count:
         raise ShapeError(f"{_OP}: {name} has {len(value)} numbers, expected one or {count}, one per group")
-    if value and min(value) >= -MOST and max(value) <= MOST:  # not so with a NaN in front, and else it hides nothing
-        return [*map(float, value)]
+    try:
+        numbers = [*map(float, value)]
+        if math.hypot(*numbers) <= MOST:  # then each is; asked of all at once, for this is a part of every call
+            return numbers
+    except OverflowError:
+        pass
     return [need_number(_OP, f"{name}[{i}]", one) for i, one in enumerate(value)]
 
 
