@@ -46,22 +46,24 @@ def need_strided(op: str, **tensors: Tensor | None) -> None:
 
 
 def need_backend(op: str, backend: object) -> None:
-    if backend is not None and not isinstance(backend, str):
+    if not isinstance(backend, str):
         raise DTypeError(f"{op}: backend is {backend!r}, expected None or a name")
 
 
 def need_words(op: str, out: Any, out_dtype: object, backend: object, many: bool) -> None:
     """What all operations take beside their operands; `many`: `out` is a list."""
-    need_backend(op, backend)
+    if backend is not None:
+        need_backend(op, backend)
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         raise DTypeError(f"{op}: out_dtype is {out_dtype!r}, expected None or a torch dtype")
     if out is None:
         return
-    for i, one in enumerate(out if many else [out]):
-        name = f"out[{i}]" if many else "out"
+    for i, one in enumerate(out) if many else ((0, out),):
         if not isinstance(one, Tensor):
+            name = f"out[{i}]" if many else "out"
             raise DTypeError(f"{op}: {name} is a {type(one).__name__}, expected a tensor")
         if out_dtype is not None and one.dtype != out_dtype:
+            name = f"out[{i}]" if many else "out"
             raise DTypeError(
                 f"{op}: {name} has dtype {name_of(one.dtype)}, expected {name_of(out_dtype)}, the out_dtype given"
             )
