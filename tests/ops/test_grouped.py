@@ -24,6 +24,7 @@ from op_support import (
     LAYOUTS,
     NAN,
     ONE_ROUNDING,
+    READ_LAYOUTS,
     SENTINEL,
     assert_accumulated,
     dequantized,
@@ -46,8 +47,9 @@ GROUPS = ((5, 7, 9), (1, 1, 1), (0, 4, 3), (17, 2, 33), (3, 0, 2), (2, 5, 0), (3
 
 def group_lists(dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """A, B and C of every group, each with its own strides."""
-    a = [laid_out(floats(m, k, dtype=dtype), LAYOUTS[i % 5]) for i, (m, _, k) in enumerate(GROUPS)]
-    b = [laid_out(floats(k, n, dtype=dtype), LAYOUTS[(i + 2) % 5]) for i, (_, n, k) in enumerate(GROUPS)]
+    read = [READ_LAYOUTS[i % len(READ_LAYOUTS)] for i in range(2 * len(GROUPS))]
+    a = [laid_out(floats(m, k, dtype=dtype), read[i]) for i, (m, _, k) in enumerate(GROUPS)]
+    b = [laid_out(floats(k, n, dtype=dtype), read[i + 4]) for i, (_, n, k) in enumerate(GROUPS)]
     c = [laid_out(floats(m, n, dtype=dtype), LAYOUTS[(i + 3) % 5]) for i, (m, n, _) in enumerate(GROUPS)]
     return a, b, c
 
@@ -260,6 +262,28 @@ def test_contiguous(kind: str, ends: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layout", READ_LAYOUTS)
+def test_any_strides(kind: str, layout: str) -> None:
+    """Of A, and of B where it is a tensor."""
+    ends, counts = indices((4, 5, 12)), indices((9, 0, 1))
+    for masked, k in ((False, 70), (True, 70), (False, 1), (True, 2)):
+        case = make(kind, (3, 9) if masked else (12,), 3, 19, k)
+        product, check = (
+            (omnigemm.grouped_gemm_masked, check_masked)
+            if masked
+            else (omnigemm.grouped_gemm_contiguous, check_contiguous)
+        )
+        index = counts if masked else ends
+        plain, case.a = case.a, laid_out(case.a, layout)
+        check(case, product(case.a, case.b, index, **case.scales), index)
+        if isinstance(case.b, Tensor):
+            case.b = laid_out(case.b, layout)
+            check(case, product(case.a, case.b, index, **case.scales), index)
+            case.a = plain
+            check(case, product(case.a, case.b, index, **case.scales), index)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_contiguous_writes_only_the_rows_of_its_groups(kind: str, layout: str) -> None:
     case, index = make(kind, (29,), 4, 19, 70), indices((4, 4, 15, 21))
@@ -327,15 +351,6 @@ def test_one_group_and_no_rows(kind: str) -> None:
     assert omnigemm.grouped_gemm_contiguous(case.a, case.b, indices([0, 0]), **case.scales).shape == (0, 6)
     case = make(kind, (2, 0), 2, 6, 40)
     assert omnigemm.grouped_gemm_masked(case.a, case.b, indices([0, 0]), **case.scales).shape == (2, 0, 6)
-
-
-@pytest.mark.parametrize("kind", ["fp32", "bf16", "int8 row row", "fp8 1x128 128x128", "fp8 row row"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_strided_weights(kind: str, layout: str) -> None:
-    case, ends = make(kind, (12,), 3, 19, 70), indices((4, 5, 12))
-    assert isinstance(case.b, Tensor)
-    strided = laid_out(case.b, layout)
-    check_contiguous(case, omnigemm.grouped_gemm_contiguous(case.a, strided, ends, **case.scales), ends)
 
 
 def test_scales_as_numbers_and_columns() -> None:
