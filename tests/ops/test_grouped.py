@@ -353,6 +353,36 @@ def test_one_group_and_no_rows(kind: str) -> None:
     assert omnigemm.grouped_gemm_masked(case.a, case.b, indices([0, 0]), **case.scales).shape == (2, 0, 6)
 
 
+@pytest.mark.parametrize("kinds", [*FP8_KINDS, "quantised"], ids=str)
+@pytest.mark.parametrize("size", [(1, 64), (256, 64), (256, 128), (256, 200)])
+def test_one_row(size: tuple[int, int], kinds: tuple[str, str] | str) -> None:
+    """Which then has one scale, though it is a scale per row or per block."""
+    n, k = size
+    for lead in ((1,), (1, 1), (2, 1)):
+        groups, counts = lead[0], indices([1] * lead[0])
+        case = make("fp8 " + " ".join(kinds if isinstance(kinds, tuple) else ("1x128", "128x128")), lead, groups, n, k)
+        assert isinstance(case.b, Tensor)
+        if kinds == "quantised":
+            case.a, case.a_scale = omnigemm.quantize_fp8(floats(*lead, k), granularity="1x128")
+            case.b, case.b_scale = omnigemm.quantize_fp8(floats(groups, n, k), granularity="128x128")
+        if len(lead) == 1:
+            check_contiguous(case, omnigemm.grouped_gemm_contiguous(case.a, case.b, counts, **case.scales), counts)
+        else:
+            check_masked(case, omnigemm.grouped_gemm_masked(case.a, case.b, counts, **case.scales), counts)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (1, 1, 1)], ids=str)
+@pytest.mark.parametrize("family", ["fp8", "int8"])
+def test_one_scale_has_many_shapes(family: str, shape: tuple[int, ...]) -> None:
+    case, counts = make(f"{family} tensor tensor", (2, 3), 2, 5, 40), indices([3, 2])
+    assert case.a_scale is not None
+    assert case.b_scale is not None
+    scaled = {"a_scale": case.a_scale.view(shape), "b_scale": case.b_scale.view(shape)}
+    check_masked(case, omnigemm.grouped_gemm_masked(case.a, case.b, counts, **scaled), counts)
+    case.a, ends = case.a.flatten(0, 1), indices([2, 6])
+    check_contiguous(case, omnigemm.grouped_gemm_contiguous(case.a, case.b, ends, **scaled), ends)
+
+
 def test_scales_as_numbers_and_columns() -> None:
     case, ends = make("fp8 row row", (7,), 3, 6, 40), indices((2, 4, 7))
     assert case.a_scale is not None
