@@ -21,6 +21,7 @@ from op_support import (
     floats,
     guarded,
     laid_out,
+    scales,
 )
 
 BATCHES = (
@@ -160,6 +161,21 @@ def test_alpha_beyond_the_range_of_fp16(dtype: torch.dtype, scale: float) -> Non
     check(omnigemm.gemm(a, b, alpha=scale), a, b, None, scale)
     if scale > 1:
         check(omnigemm.gemm(a, b, c, alpha=scale, beta=scale / 1e3), a, b, c, scale, scale / 1e3)
+
+
+@pytest.mark.parametrize("beta", [1e5, 0.1, 1e-7, -1.2345678])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_without_k_beta_is_not_rounded(dtype: torch.dtype, beta: float) -> None:
+    for a_lead, b_lead in (((), ()), ((3,), (3,)), ((3,), ())):
+        a, b = floats(*a_lead, 4, 0, dtype=dtype), floats(*b_lead, 0, 6, dtype=dtype)
+        for shape in ((*a_lead, 4, 6), (6,), ()):
+            c = (0.01 * scales(*shape)).to(dtype)
+            check(omnigemm.gemm(a, b, c, beta=beta), a, b, c, 1.0, beta)
+        c = (0.01 * scales(*a_lead, 4, 6)).to(dtype)
+        before = c.clone()
+        check(omnigemm.gemm(a, b, c, alpha=2.0, beta=beta, out=c), a, b, before, 2.0, beta)
+        c.fill_(NAN)
+        assert bool((omnigemm.gemm(a, b, c) == 0).all())  # not read
 
 
 @pytest.mark.parametrize("poison", [NAN, float("inf")])
