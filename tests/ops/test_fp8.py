@@ -248,6 +248,16 @@ def test_the_setting_decides_about_copies() -> None:
         assert store.nbytes() == 4 * b.numel()
 
 
+def test_no_copies_means_that_every_write_is_seen() -> None:
+    """Even one past the version counter and between the samples, after a copy was made."""
+    a, b = fp8s(4, 200), fp8s(150, 200)
+    with omnigemm.settings(weight_cache_mib=1):
+        omnigemm.fp8_gemm(a, b, 1.0, 0.5)
+    b.data[1, 1] = 100.0
+    with omnigemm.settings(weight_cache_mib=0):
+        check(omnigemm.fp8_gemm(a, b, 1.0, 0.5), a, b, 1.0, 0.5)
+
+
 def test_one_storage_two_views() -> None:
     """Prepared copies belong to a tensor, not to an address."""
     both = fp8s(2, 64, 48)

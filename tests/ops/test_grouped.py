@@ -394,6 +394,28 @@ def test_scales_as_numbers_and_columns() -> None:
     check_contiguous(case, result, ends)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_swapped_memory_is_seen(kind: str) -> None:
+    """Also if it differs only between the samples, and if what is in the new memory changes later on."""
+    case, ends = make(kind, (12,), 3, 33, 140), indices((4, 5, 12))
+    weight = case.b.qweight if isinstance(case.b, Int4Weight) else case.b
+    other = weight.clone()
+    other[:, 1] = weight[:, 2]
+    for data in (weight.data, other, weight.clone()):
+        weight.data = data
+        check_contiguous(case, omnigemm.grouped_gemm_contiguous(case.a, case.b, ends, **case.scales), ends)
+    if case.a_scale is None and isinstance(case.b, Tensor):  # nothing is prepared of these but views
+        weight.data[:, 1] = weight[:, 3]
+        check_contiguous(case, omnigemm.grouped_gemm_contiguous(case.a, case.b, ends), ends)
+
+
+def test_swapped_memory_may_have_another_shape() -> None:
+    weight, ends = torch.zeros(2, 64, 128), indices((2, 4))
+    for k in (128, 136, 64):
+        weight.data = torch.zeros(2, 64, k)
+        assert torch.equal(omnigemm.grouped_gemm_contiguous(floats(4, k), weight, ends), torch.zeros(4, 64))
+
+
 @pytest.mark.parametrize("room", [0, 64])
 @pytest.mark.parametrize("kind", ["fp8 1x128 128x128", "fp8 row group", "int4 bf16 zeros", "int4 fp16 order"])
 def test_changed_weights_are_seen(kind: str, room: int) -> None:
