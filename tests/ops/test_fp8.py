@@ -188,6 +188,17 @@ def test_representable_inputs_are_exact(dtype: torch.dtype, kinds: tuple[str, st
         assert roundings(omnigemm.fp8_gemm(a, b, a_scale, b_scale, out_dtype=half), exact) <= ONE_ROUNDING
 
 
+@pytest.mark.parametrize("kinds", GRANULARITIES, ids="-".join)
+def test_scales_as_large_and_small_as_the_docs_say(kinds: tuple[str, str]) -> None:
+    m, n, k = 5, 131, 200
+    for a_size, b_size in ((7e35, 1e-36), (1e-36, 7e35), (2e-38, 1e35), (1e35, 2e-38)):
+        a, b = fp8s(m, k), fp8s(n, k)
+        a[0, 0], b[0, 0] = 448.0, 448.0
+        a_scale = torch.full_like(fp8_scales(kinds[0], m, k), a_size)
+        b_scale = torch.full_like(fp8_scales(kinds[1], n, k), b_size)
+        check(omnigemm.fp8_gemm(a, b, a_scale, b_scale, out_dtype=torch.float32), a, b, a_scale, b_scale)
+
+
 @pytest.mark.parametrize("out_dtype", FLOATS)
 def test_extreme_values(out_dtype: torch.dtype) -> None:
     k = 257

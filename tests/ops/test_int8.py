@@ -231,6 +231,20 @@ def test_scales_whose_partial_products_leave_fp32(kernel: str, out_dtype: torch.
         check(omnigemm.int8_gemm(a, b, a_scale, b_scale, out_dtype=out_dtype), a, b, a_scale, b_scale)
 
 
+@pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float16])
+def test_results_beside_a_tie(kernel: str, out_dtype: torch.dtype) -> None:
+    """Where a rounding to fp32 on the way shows most: products of scales next to the middle of two 16-bit numbers."""
+    step, count = torch.finfo(out_dtype).eps, 200
+    middles = 1 + step / 2 + step * torch.randint(0, int(1 / step) - 1, (count, 1)).double()
+    a_scale = 1 + torch.rand(count, 1)
+    b_scale = (middles / a_scale).float()
+    exact = a_scale.double() * b_scale.double()
+    assert int((exact.float() == middles.float()).sum()) > count // 2
+    ones = torch.ones(count, 1, 1, dtype=torch.int8)
+    result = omnigemm.int8_gemm(ones, ones, a_scale, b_scale, out_dtype=out_dtype)
+    assert roundings(result[..., 0], exact) <= ONE_ROUNDING
+
+
 @pytest.mark.parametrize("out_dtype", FLOATS)
 def test_overflow_and_underflow_of_the_output(kernel: str, out_dtype: torch.dtype) -> None:
     a, b = torch.full((2, 64), 127, dtype=torch.int8), torch.full((3, 64), 127, dtype=torch.int8)
