@@ -119,13 +119,18 @@ class Dense(NamedTuple):
     w: Any
 
 
+def drawn(shape: tuple[int, ...], random: torch.Generator) -> Tensor:
+    """Random numbers in fp32 on the processor, where a seed gives the same ones everywhere."""
+    return torch.randn(shape, generator=random, dtype=torch.float32, device="cpu")
+
+
 def dense(one: Case, size: Size, seed: int = 0) -> Dense:
     """Random matrices of the layout that the operation takes; the products have about unit size."""
     size = one.fit(size)
-    random = torch.Generator().manual_seed(seed)
+    random = torch.Generator("cpu").manual_seed(seed)
 
     def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=random)
+        return drawn(shape, random)
 
     def weight(*shape: int) -> Tensor:
         return draw(*shape).mul_(size.k**-0.5)

@@ -165,7 +165,7 @@ class Grouped:
                     if c is not None and beta[i] != 0.0 and c[i].data_ptr() != out[i].data_ptr():
                         out[i].copy_(c[i].expand_as(out[i]))
                 # From ordinary memory, the driver takes its own copy before this returns.
-                table = torch.tensor(addresses, dtype=torch.int64).to(device, non_blocking=True)
+                table = torch.tensor(addresses, dtype=torch.int64, device="cpu").to(device, non_blocking=True)
             start, size = table.data_ptr(), 8 * count
             factors = [(ctypes.c_float * count)(*(values[i] for i in full)) for values in (alpha, beta)]
             compute, mode = precision()
