@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -125,6 +126,27 @@ def test_threads_share_one_copy(shelf: PreparedWeights) -> None:
     for thread in threads:
         thread.join()
     assert made == [1]
+
+
+def test_a_child_that_was_forked_while_a_copy_was_made_goes_on(shelf: PreparedWeights) -> None:
+    weight = torch.randn(4, 4)
+    building, forked = threading.Event(), threading.Event()
+
+    def build() -> int:
+        building.set()
+        forked.wait()
+        return 1
+
+    thread = threading.Thread(target=lambda: shelf.get(weight, "form", (), 1, build))
+    thread.start()
+    building.wait()
+    child = os.fork()
+    if child == 0:
+        threading.Timer(5, os._exit, (1,)).start()  # it would wait for ever
+        os._exit(0 if shelf.nbytes() == 0 else 2)
+    forked.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_experts_are_prepared_once_and_gone_with_the_weight() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
@@ -13,6 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 
 from .errors import DeviceError, UnsupportedError
+from .forks import in_children
 from .plan import Plan
 from .problem import Problem, describe
 from .settings import check_backend, current
@@ -234,8 +234,7 @@ class PlanCache(Generic[T]):
         self._entries: dict[Hashable, T] = {}
         self._held = 0
         self._lock = threading.Lock()
-        if hasattr(os, "register_at_fork"):  # another thread may hold it just then, and is not there in the child
-            os.register_at_fork(after_in_child=self._renew_lock)
+        in_children(self._renew_lock)
         self.get: Callable[[Hashable], T | None] = self._entries.get
 
     def _renew_lock(self) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ...core.forks import in_children
 from ...core.memory import physical_bytes
 from ...core.settings import current
 
@@ -87,6 +88,10 @@ class PreparedWeights:
 
     def __init__(self) -> None:
         self._entries: Any = WeakTensorKeyDictionary()
+        self._renew_lock()
+        in_children(self._renew_lock)
+
+    def _renew_lock(self) -> None:
         self._lock = threading.RLock()
 
     def get(
