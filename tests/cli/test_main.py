@@ -21,6 +21,7 @@ COMMANDS = [
     ["cache"],
     ["cache", "path"],
     ["cache", "list"],
+    ["cache", "verify"],
     ["cache", "clear"],
 ]
 

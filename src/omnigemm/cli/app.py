@@ -39,28 +39,32 @@ BLayout = Annotated[
 
 
 def run(args: Sequence[str] | None = None) -> None:
-    """The whole program: errors of the library become one line and exit code 2."""
+    """The whole program: errors of the library and of the system become one line and exit code 2."""
     from ..backends.cpu.isa import shield_onednn
 
     shield_onednn()
     try:
+        output.check_streams()
         app(args=None if args is None else list(args), prog_name="omnigemm")
     except OmniGemmError as error:
         output.print_error(str(error))
-        sys.exit(2)
     except ValueError as error:
         # A variable of ours with a value that means nothing is the user's to correct, not a defect to trace.
         if not str(error).startswith(tuple(ENVIRONMENT)):
             raise
         output.print_error(str(error))
-        sys.exit(2)
+    except OSError as error:
+        # Commands say what they could not do; this is met by what others print, such as --help.
+        output.print_error(str(error))
+        output.give_up_stdout()
+    sys.exit(2)
 
 
 def _version(wanted: bool) -> None:
     if wanted:
         from .. import __version__
 
-        print(f"omnigemm {__version__}")
+        output.print_line(f"omnigemm {__version__}")
         raise typer.Exit()
 
 
