@@ -64,6 +64,13 @@ def test_unknown_backend(run):
     assert "abacus" in result.err
 
 
+@pytest.mark.parametrize("more", [(), ("--gpu", "h200")])
+def test_more_groups_than_memory_holds(run, more):
+    result = run("explain", "grouped_gemm", "4", "8", "16", "--groups", "3000000000", *more)
+    assert (result.code, result.out) == (2, "")
+    assert "grouped_gemm: groups is 3000000000, expected at most 65536" in result.err
+
+
 @pytest.mark.parametrize("rows", [1, 64, 4096])
 def test_gpu_that_is_not_here(run, rows):
     words = ("explain", "fp8_gemm", str(rows), "4096", "7168", "--gpu", "h200")

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,15 @@ def check_target(path: Path) -> None:
     with refusals(f"{path} cannot be written"):
         if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
             raise CommandError(f"{path} cannot be written")
+
+
+def failure(path: Path, write: Callable[[], object]) -> CommandError | None:
+    """Why a file cannot be written, to be raised when all that took time to find out is printed."""
+    try:
+        write()
+    except OSError as error:
+        return CommandError(f"{path} cannot be written: {error.strerror}")
+    return None
 
 
 class Screen(Console):

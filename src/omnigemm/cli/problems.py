@@ -14,6 +14,7 @@ from . import output
 
 EXAMPLE = "fp8_gemm 16 4096 7168 granularity=128x128"
 RANGE_LIMIT = 65536  # rows in one range: choosing takes milliseconds for each
+GROUPS_LIMIT = 65536  # a list of products has a shape for each, and far more would not fit into memory
 _NUMBER = r"([0-9]{1,18})"  # longer ones no tensor has
 _SHAPE = re.compile(rf"{_NUMBER}(?:-{_NUMBER})?x{_NUMBER}x{_NUMBER}")
 _WORDS = ("dtype", "weight_dtype", "out_dtype", "granularity", "bias", "b_layout")
@@ -46,6 +47,11 @@ def asked(
     else:
         found = [describe(op, m=m, n=n, k=k, **words) for text in shapes for m, n, k in parse_shape(text)]
     return list(dict.fromkeys(found))
+
+
+def check_groups(op: str, groups: int | None) -> None:
+    if groups is not None and groups > GROUPS_LIMIT:
+        raise ShapeError(f"{op}: groups is {groups}, expected at most {GROUPS_LIMIT}")
 
 
 def parse_shape(text: str) -> list[tuple[int, int, int]]:
