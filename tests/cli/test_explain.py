@@ -34,6 +34,10 @@ def test_json_is_the_explanation(run):
         ("fp8_gemm 4 8 16 --out-dtype fp16", "out_dtype", "fp16"),
         ("fp8_gemm 4 8 16 --weight-dtype e5m2", "b_dtype", "e5m2"),
         ("grouped_gemm_masked 4 8 16 --groups 5", "groups", 5),
+        ("grouped_gemm_masked 4 8 16 --expected-m 3", "expected_m", 3),
+        ("gemm 4 8 16 --c", "c", True),
+        ("gemm 4 8 16", "c", False),
+        ("gemm 4 8 16 --a-layout col", "a_layout", "col"),
     ],
 )
 def test_options_reach_the_problem(run, arguments, field, value):

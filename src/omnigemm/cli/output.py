@@ -115,8 +115,12 @@ def _finite(value: Any) -> Any:
 
 
 def print_error(message: str) -> None:
+    print_notice(f"error: {message}")
+
+
+def print_notice(message: str) -> None:
     """One line, whatever the message holds."""
-    print(f"omnigemm: error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"omnigemm: {' '.join(message.split())}", file=sys.stderr)
 
 
 def progress() -> Progress:
