@@ -55,6 +55,13 @@ def test_table_names_every_candidate_and_reason(run):
         assert one.reason in shown
 
 
+@pytest.mark.parametrize("sizes", ["gemm 4 8 0", "int4_gemm 4 0 128", "int8_gemm 0 8 16"])
+def test_products_of_nothing_are_not_compared(run, sizes):
+    result = run("explain", *sizes.split())
+    assert "possible" in result.out
+    assert "the time of" not in result.out
+
+
 def test_nothing_can_run_it(run):
     result = run("explain", "gemm", "4", "8", "16", "--device", "cuda:7")
     assert result.code == 1
