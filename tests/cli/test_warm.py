@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import omnigemm
+from nvrtc_here import needs_nvrtc
 from omnigemm.backends.cuda import CudaBackend, dense, jit
 from omnigemm.backends.cuda.gpu import KNOWN
 from omnigemm.backends.cuda.jit import cache, compiler, nvrtc, store
@@ -18,7 +19,6 @@ from omnigemm.core.dispatch import Support
 from omnigemm.core.errors import ShapeError
 from omnigemm.core.problem import describe
 
-needs_nvrtc = pytest.mark.skipif(not nvrtc.available(), reason=nvrtc.available().reason)
 TINY = ("warm", "fp8_gemm", "--shape", "3x16x32", "--shape", "300x16x32", "--gpu", "h200")
 
 
