@@ -184,6 +184,11 @@ def test_disk_that_is_only_read(run, folder, monkeypatch):
     assert (result.code, result.out) == (2, "")
     assert "cannot be removed: Read-only file system" in result.err
     assert str(folder / "kernels") in result.err
+    bad = folder / "kernels" / cache.entries(folder)[0].name
+    (bad / "kernel.cubin").write_bytes(b"short")
+    result = run("cache", "verify", "--repair")
+    assert (result.code, result.out) == (2, "")
+    assert result.err == f"omnigemm: error: {bad} cannot be removed: Read-only file system\n"
     assert kernels(folder) == 2
 
 
