@@ -387,10 +387,10 @@ Examples:
   omnigemm cache verify --repair --json""",
 )
 def cache_verify(
-    repair: Annotated[bool, typer.Option("--repair", help="Remove the entries that fail.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Remove what fails; make folders private again.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Check every compiled kernel's digests, owner and permissions, and every measured table's rows.
+    """Check the folders, every compiled kernel's digests, owner and permissions, and every measured table's rows.
 
     Exits with 1 when one fails.
     """
