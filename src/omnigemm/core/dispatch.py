@@ -157,8 +157,9 @@ def explain_problem(problem: Problem, device: torch.device, backend: str | None 
     for i, (candidate, _) in enumerate(found):
         if i == best:
             candidate = dataclasses.replace(candidate, chosen=True)
-        elif candidate.ok and best is not None:
-            slower = (candidate.cost or 0.0) / max(found[best][0].cost or 0.0, 1e-12)
+        # A product of nothing takes no time, and there is nothing to compare.
+        elif candidate.ok and best is not None and (least := found[best][0].cost):
+            slower = (candidate.cost or 0.0) / least
             reason = f"{candidate.reason}; expected {slower:.1f}x the time of {found[best][0].kernel}"
             candidate = dataclasses.replace(candidate, reason=reason)
         rows.append(candidate)

@@ -8,8 +8,10 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import re
 from contextlib import ContextDecorator
 from contextvars import ContextVar, Token
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -69,12 +71,18 @@ def _from_environment() -> Settings:
     if backend is not None:
         check_backend("OMNIGEMM_BACKEND", backend)
     text = os.environ.get("OMNIGEMM_WEIGHT_CACHE_MIB", "")
-    if text and not text.isdigit():
+    # Not isdigit, which takes digits of all scripts; and no machine has more than 15 of them.
+    if text and not re.fullmatch("[0-9]{1,15}", text):
         raise ValueError(f"OMNIGEMM_WEIGHT_CACHE_MIB is {text!r}, expected a whole number of MiB")
-    _start_log(os.environ.get("OMNIGEMM_LOG", ""))
-    return Settings(
+    level = os.environ.get("OMNIGEMM_LOG", "")
+    if level not in ("", "off", "debug"):
+        raise ValueError(f"OMNIGEMM_LOG is {level!r}, expected debug or off")
+    found = Settings(
         backend, _flag("OMNIGEMM_DETERMINISTIC"), int(text) if text else None, _flag("OMNIGEMM_CONSTANT_WEIGHTS")
     )
+    if level == "debug":  # only now, when nothing is wrong: what fails is read again at the next call
+        _start_log()
+    return found
 
 
 def _flag(name: str) -> bool:
@@ -84,16 +92,17 @@ def _flag(name: str) -> bool:
     return value == "1"
 
 
-def _start_log(level: str) -> None:
+_handlers: dict[str, logging.Handler] = {}
+
+
+def _start_log() -> None:
     """The library logs to the logger 'omnigemm'; the variable shows it to people who configure no logging."""
-    if level not in ("", "off", "debug"):
-        raise ValueError(f"OMNIGEMM_LOG is {level!r}, expected debug or off")
-    if level == "debug":
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("omnigemm: %(message)s"))
-        logger = logging.getLogger("omnigemm")
-        logger.addHandler(handler)
-        logger.setLevel(logging.DEBUG)
+    made = logging.StreamHandler()
+    made.setFormatter(logging.Formatter("omnigemm: %(message)s"))
+    logger = logging.getLogger("omnigemm")
+    # Threads may come here at once: one handler wins, and a logger, which has its own lock, takes it only once.
+    logger.addHandler(_handlers.setdefault("debug", made))
+    logger.setLevel(logging.DEBUG)
 
 
 _active: ContextVar[Settings | None] = ContextVar("omnigemm_settings", default=None)
@@ -138,10 +147,46 @@ class settings(ContextDecorator):
         _active.reset(self._tokens.pop())
 
 
+def home() -> Path | None:
+    """The user's own folder. None for one who has none, as in containers that run under a bare number."""
+    if os.environ.get("HOME") == "":  # which would mean the root of the file system
+        return None
+    try:
+        found = Path.home()
+    except RuntimeError:
+        return None
+    return found if found.is_absolute() else None
+
+
 def cache_dir() -> Path:
-    """Where compiled kernels and measured tables are kept. The folder need not exist."""
+    """Where compiled kernels and measured tables are kept: an absolute path. The folder need not exist."""
     chosen = os.environ.get("OMNIGEMM_CACHE_DIR")
     if chosen:
-        return Path(chosen).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "omnigemm"
+        return _chosen("OMNIGEMM_CACHE_DIR", chosen)
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(base):  # the XDG specification says to ignore any other
+        return Path(base, "omnigemm")
+    own = home()
+    # Without a home, below a folder that everybody can write to: nothing in it is used unless it is ours alone.
+    return own / ".cache" / "omnigemm" if own is not None else Path("/tmp", f"omnigemm-{os.geteuid()}")
+
+
+def _chosen(name: str, text: str) -> Path:
+    if text.split("/", 1)[0] == "~" and home() is None:
+        raise ValueError(
+            f"{name} is {text!r}, but there is no home folder; expected a path without ~, or HOME to be set"
+        )
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"{name} is {text!r}, expected a folder: there is no such user") from error
+    try:
+        return path if path.is_absolute() else _below_here(text)
+    except OSError as error:
+        raise ValueError(f"{name} is {text!r}, but the working folder that it starts from is gone") from error
+
+
+@cache
+def _below_here(text: str) -> Path:
+    """A relative path, from where the process was when it was first asked for: it does not move when that changes."""
+    return Path.cwd() / text
