@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 import omnigemm
 from omnigemm.core.settings import cache_dir, current
@@ -51,15 +54,105 @@ def test_other_threads_do_not_see_it() -> None:
     assert seen == [False]
 
 
+def test_a_decorated_function_in_two_threads() -> None:
+    both = threading.Barrier(2)
+
+    @omnigemm.settings(deterministic=True)
+    def inside(seen: list[bool]) -> None:
+        both.wait()  # both have entered
+        seen.append(current().deterministic)
+        both.wait()  # and neither has left
+
+    def run(seen: list[bool]) -> None:
+        try:
+            inside(seen)
+        finally:
+            seen.append(current().deterministic)
+
+    seen: tuple[list[bool], ...] = ([], [])
+    threads = [threading.Thread(target=run, args=(one,)) for one in seen]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == ([True, False], [True, False])
+
+
+def test_one_object_in_two_tasks() -> None:
+    steer = omnigemm.settings(deterministic=True)
+
+    async def task(first: asyncio.Event, second: asyncio.Event) -> tuple[bool, bool]:
+        with steer:
+            first.set()
+            await second.wait()
+            inside = current().deterministic
+        return inside, current().deterministic
+
+    async def both() -> list[tuple[bool, bool]]:
+        one, other = asyncio.Event(), asyncio.Event()
+        return await asyncio.gather(task(one, other), task(other, one))
+
+    assert asyncio.run(both()) == [(True, False)] * 2
+
+
+def test_a_decorated_coroutine_has_it_until_it_is_done() -> None:
+    @omnigemm.settings(deterministic=True)
+    async def inside() -> bool:
+        await asyncio.sleep(0)
+        return current().deterministic
+
+    async def run() -> tuple[bool, bool]:
+        return await inside(), current().deterministic
+
+    assert asyncio.run(run()) == (True, False)
+
+
+def test_nothing_stays_if_they_are_left_in_another_order_or_elsewhere() -> None:
+    outer, inner = omnigemm.settings(deterministic=True), omnigemm.settings(weight_cache_mib=5)
+    before = current()
+    outer.__enter__()
+    inner.__enter__()
+    outer.__exit__()
+    assert current() == before
+    inner.__exit__()
+    assert current() == before
+    with outer:
+        thread = threading.Thread(target=outer.__exit__)
+        thread.start()
+        thread.join()
+        assert current().deterministic
+    assert current() == before
+
+
+def test_compiled_code_has_what_is_around_it() -> None:
+    """And does not go on without it where it cannot have it."""
+    refused, a = omnigemm.settings(backend="cuda"), torch.ones(2, 2)
+
+    def inside(a: torch.Tensor) -> torch.Tensor:
+        with refused:
+            return omnigemm.gemm(a, a)
+
+    product = torch.compile(lambda a: omnigemm.gemm(a, a), fullgraph=True, backend="eager")
+    assert product(a).eq(2).all()
+    with refused, pytest.raises(omnigemm.UnsupportedError):
+        product(a)
+    with pytest.raises(omnigemm.UnsupportedError):
+        torch.compile(inside, backend="eager")(a)
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(inside, fullgraph=True, backend="eager")(a)
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "parts"),
     [
         ({"speed": 11}, TypeError, ("'speed'", "backend", "deterministic")),
         ({"backend": "abacus"}, omnigemm.UnsupportedError, ("'abacus'", "cpu")),
-        ({"deterministic": "yes"}, ValueError, ("'yes'", "True or False")),
-        ({"weight_cache_mib": -1}, ValueError, ("-1", ">= 0")),
-        ({"weight_cache_mib": True}, ValueError, ("True",)),
-        ({"constant_weights": 1}, ValueError, ("constant_weights is 1", "True or False")),
+        ({"backend": np.ones(2)}, omnigemm.UnsupportedError, ("array([1., 1.])", "cpu")),
+        ({"deterministic": "yes"}, omnigemm.SettingsError, ("'yes'", "True or False")),
+        ({"weight_cache_mib": -1}, omnigemm.SettingsError, ("-1", ">= 0")),
+        ({"weight_cache_mib": True}, omnigemm.SettingsError, ("True",)),
+        ({"constant_weights": 1}, omnigemm.SettingsError, ("constant_weights is 1", "True or False")),
     ],
 )
 def test_refused(changes: dict[str, object], error: type[Exception], parts: tuple[str, ...]) -> None:
@@ -106,8 +199,9 @@ def test_log_prints_each_new_problem_once() -> None:
     ],
 )
 def test_bad_environment_names_the_variable(name: str, value: str) -> None:
-    run = _run({name: value}, "from omnigemm.core.settings import current; current()")
+    run = _run({name: value}, "import torch, omnigemm; omnigemm.gemm(torch.ones(1, 1), torch.ones(1, 1))")
     assert run.returncode != 0
+    assert ("UnsupportedError" if name == "OMNIGEMM_BACKEND" else "SettingsError") in run.stderr
     assert name in run.stderr
     assert repr(value) in run.stderr
 

@@ -310,3 +310,40 @@ def test_default_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     expected = layer(a, torch.empty(5, 4))
     assert_equal(result, expected)
     assert_equal(out, expected)
+
+
+def test_factors_of_a_list_in_a_tensor_of_the_processors() -> None:
+    """They are read when the product runs: other numbers need no other graph."""
+    a, b, c = [floats(3, 4), floats(2, 4)], [floats(4, 5)] * 2, [floats(3, 5), floats(2, 5)]
+    product = torch.compile(omnigemm.grouped_gemm, fullgraph=True, backend="aot_eager")
+    for alpha, beta in ((torch.tensor([2.0, 3.0]), torch.tensor(0.5)), (torch.tensor([5.0, 7.0]), torch.tensor(0.0))):
+        results = product(a, b, c, alpha=alpha, beta=beta)
+        for result, expected in zip(results, omnigemm.grouped_gemm(a, b, c, alpha=alpha, beta=beta), strict=True):
+            assert torch.equal(result, expected)
+
+
+def test_numbers_of_rows_that_are_not_known_while_tracing() -> None:
+    weight = torch.randn(64, 300)
+    q, q_scale = omnigemm.quantize_int8(weight)
+    f, f_scale = omnigemm.quantize_fp8(weight, granularity="128x128")
+    experts, scale = omnigemm.quantize_fp8(torch.randn(2, 64, 300), granularity="128x128")
+
+    def products(x: Tensor, count: Tensor, ends: Tensor) -> tuple[Tensor, ...]:
+        rows = count.item()
+        torch._check(rows >= 0)
+        torch._check(rows <= x.size(0))
+        x = x[:rows]
+        a, a_scale = omnigemm.quantize_int8(x)
+        e, e_scale = omnigemm.quantize_fp8(x, granularity="1x128")
+        return (
+            omnigemm.int8_gemm(a, q, a_scale, q_scale),
+            omnigemm.fp8_gemm(e, f, e_scale, f_scale),
+            omnigemm.grouped_gemm_contiguous(e, experts, ends, a_scale=e_scale, b_scale=scale),
+        )
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        traced = torch.compile(products, fullgraph=True, backend="aot_eager")
+        for count in (3, 1, 4):
+            given = torch.randn(5, 300), torch.tensor(count), indices([1, count])
+            for result, expected in zip(traced(*given), products(*given), strict=True):
+                assert torch.equal(result, expected)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -59,6 +60,17 @@ gemm
     gemm(a, b, alpha="2", out=out) | DType | alpha is '2' | a number
     gemm(a, b, alpha=True, out=out) | DType | alpha is True | a number
     gemm(a, b, out, beta=None, out=out) | DType | beta is None | a number
+    gemm(a, b, alpha=1e300, out=out) | DType | alpha is 1e+300 | fits fp32
+    gemm(a, b, alpha=10**400, out=out) | DType | alpha has 1329 bits | fits fp32
+    gemm(a, b, alpha=10**5000, out=out) | DType | alpha has 16610 bits | fits fp32
+    gemm(a, b, floats(4, 5), beta=-(10**39), out=out) | DType | beta is -1000 | fits fp32
+    gemm(a.to_sparse(), b, out=out) | Layout | a is a sparse_coo tensor | a dense one
+    gemm(a, b.to_sparse_csr(), out=out) | Layout | b is a sparse_csr tensor | a dense one
+    gemm(a, b, floats(4, 5).to_sparse_csr(), out=out) | Layout | c is a sparse_csr tensor | a dense one
+    gemm(nested(a), b, out=out) | Layout | a is a nested tensor | a dense one
+    gemm(nested(a, torch.jagged), b, out=out) | Layout | a is a nested tensor | a dense one
+    gemm(a, b, out=out.to_sparse_csr()) | Layout | out is a sparse_csr tensor | a dense one
+    gemm(a, b, out=out.to_sparse()) | Layout | out is a sparse_coo tensor | a dense one
     gemm(a, b, out_dtype=FP64) | DType | out_dtype is float64 | fp16, bf16 or fp32
     gemm(a, b, out_dtype="fp32") | DType | out_dtype is 'fp32' | a torch dtype
     gemm(a, b, out=out, out_dtype=BF16) | DType | out has dtype fp32 | bf16
@@ -95,9 +107,15 @@ int8_gemm
     int8_gemm(a8, b8, 1.0, True, out=out) | DType | b_scale is a bool | an fp32 tensor or a number
     int8_gemm(a8, b8, 1.0, meta(scales(5)), out=out) | Device | b_scale is on meta | cpu
     int8_gemm(a8, b8, 1.0, 1.0, a_zero=indices([1, 2]), out=out) | Shape | a_zero has shape (2,) | one value or (4,)
-    int8_gemm(int8s(2, 4, 6), b8, 1.0, 1.0, a_zero=indices([1] * 4)[:, None]) | Shape | a_zero has shape (4, 1) | (2, 4)
+    int8_gemm(int8s(2, 4, 6), b8, 1.0, 1.0, a_zero=indices([1] * 2)[:, None]) | Shape | a_zero has shape (2, 1) | (2, 4)
     int8_gemm(a8, b8, 1.0, 1.0, a_zero=int8s(4), out=out) | DType | a_zero has dtype int8 | int32
-    int8_gemm(a8, b8, 1.0, 1.0, a_zero=1.5, out=out) | DType | a_zero is a float | a tensor
+    int8_gemm(a8, b8, 1.0, 1.0, a_zero=1.5, out=out) | DType | a_zero is a float | a tensor or a whole number
+    int8_gemm(a8, b8, 1.0, 1.0, a_zero=True, out=out) | DType | a_zero is a bool | a tensor or a whole number
+    int8_gemm(a8, b8, 1.0, 1.0, a_zero=2**31, out=out) | DType | a_zero is 2147483648 | fits int32
+    int8_gemm(a8, b8, 1.0, 1.0, a_zero=-(2**9999), out=out) | DType | a_zero has 10000 bits | fits int32
+    int8_gemm(a8, b8, 1e39, 1.0, out=out) | DType | a_scale is 1e+39 | fits fp32
+    int8_gemm(a8, b8, 1.0, 10**400, out=out) | DType | b_scale has 1329 bits | fits fp32
+    int8_gemm(a8, b8, scales(4).to_sparse(), 1.0, out=out) | Layout | a_scale is a sparse_coo tensor | a dense one
     int8_gemm(a8, b8, 1.0, 1.0, bias=floats(4), out=out) | Shape | bias has shape (4,) | (5,)
     int8_gemm(a8, b8, 1.0, 1.0, bias=floats(4, 5), out=out) | Shape | bias has shape (4, 5) | (5,)
     int8_gemm(a8, b8, 1.0, 1.0, bias=indices([0] * 5), out=out) | DType | bias has dtype int32 | fp16, bf16 or fp32
@@ -132,6 +150,8 @@ fp8_gemm
     fp8_gemm(af, bf, 1.0, 1.0, out=out[:, 1:]) | Shape | out has shape (4, 4) | (4, 5)
     fp8_gemm(af, bf, 1.0, 1.0, out=out[:1].expand(4, 5)) | Layout | out has strides (0, 1) | memory of its own
     fp8_gemm(af, bf, 1.0, within(out, 5), out=out) | Layout | shares memory with b_scale | memory of its own
+    fp8_gemm(af, bf, 1.0, -1e39, out=out) | DType | b_scale is -1e+39 | fits fp32
+    fp8_gemm(af, bf, 1.0, 1.0, bias=floats(5).to_sparse(), out=out) | Layout | bias is a sparse_coo tensor | a dense one
     fp8_gemm(af, bf, 1.0, 1.0, out=out, backend="") | Unsupported | backend is '' | cpu
 
 int4_gemm
@@ -139,6 +159,7 @@ int4_gemm
     int4_gemm(a16, floats(5, 64), out=out) | DType | w is a Tensor | an Int4Weight
     int4_gemm(a16, w4(experts=2), out=out) | Shape | w has shape (2, 5, 64) | (N, K)
     int4_gemm(a16.float(), w4(), out=out) | DType | a has dtype fp32 | fp16 or bf16
+    int4_gemm(a16.to_sparse_csr(), w4(), out=out) | Layout | a is a sparse_csr tensor | a dense one
     int4_gemm(a16[None], w4(), out=out) | Shape | a has shape (1, 4, 64) | (M, K)
     int4_gemm(a16[:, 1:], w4(), out=out) | Shape | a has shape (4, 63) | K = 64
     int4_gemm(a16, w4().to("meta"), out=out) | Device | w is on meta | cpu
@@ -162,6 +183,16 @@ grouped_gemm
     grouped_gemm(al, bl, beta=torch.zeros(3), out=outs) | Shape | beta has 3 numbers | 2, one per group
     grouped_gemm(al, bl, alpha="11", out=outs) | DType | alpha is '11' | a number or one per group
     grouped_gemm(al, bl, alpha=[1.0, True], out=outs) | DType | alpha is [1.0, True] | a number or one per group
+    grouped_gemm(al, bl, alpha=[1.0, 1e300], out=outs) | DType | alpha[1] is 1e+300 | fits fp32
+    grouped_gemm(al, bl, alpha=(float("nan"), -1e39), out=outs) | DType | alpha[1] is -1e+39 | fits fp32
+    grouped_gemm(al, bl, alpha=[1.0, 10**400], out=outs) | DType | alpha[1] has 1329 bits | fits fp32
+    grouped_gemm(al, bl, alpha=10**400, out=outs) | DType | alpha has 1329 bits | fits fp32
+    grouped_gemm(al, bl, alpha=1e39, out=outs) | DType | alpha is 1e+39 | fits fp32
+    grouped_gemm(al, bl, alpha=torch.tensor([1e39, 1.0], dtype=FP64), out=outs) | DType | alpha[0] is 1e+39 | fits fp32
+    grouped_gemm(al, [b, bl[1].to_sparse()], out=outs) | Layout | b[1] is a sparse_coo tensor | a dense one
+    grouped_gemm([a, al[1].to_sparse_csr()], bl, out=outs) | Layout | a[1] is a sparse_csr tensor | a dense one
+    grouped_gemm([nested(a), al[1]], bl, out=outs) | Layout | a[0] is a nested tensor | a dense one
+    grouped_gemm(al, bl, out=[out, outs[1].to_sparse_csr()]) | Layout | out[1] is a sparse_csr tensor | a dense one
     grouped_gemm([a, floats(1, 3, 2)], bl, out=outs) | Shape | a[1] has shape (1, 3, 2) | (M, K)
     grouped_gemm(al, [b, floats(2)], out=outs) | Shape | b[1] has shape (2,) | (K, N)
     grouped_gemm(al, [b, floats(3, 7)], out=outs) | Shape | b[1] has shape (3, 7) | K = 2
@@ -173,8 +204,8 @@ grouped_gemm
     grouped_gemm(al, bl, [floats(4, 5), floats(4, 5)], beta=1.0, out=outs) | Shape | c[1] has shape (4, 5) | (3, 7)
     grouped_gemm(al, bl, out=[out, floats(7, 3)]) | Shape | out[1] has shape (7, 3) | (3, 7)
     grouped_gemm(al, bl, out=[out, floats(3, 7).half()]) | DType | out[1] has dtype fp16 | fp32 like out[0]
-    grouped_gemm(al, bl, out=[out, None]) | DType | out is a NoneType | a tensor
-    grouped_gemm(al, bl, out=outs, out_dtype=FP16) | DType | out has dtype fp32 | fp16
+    grouped_gemm(al, bl, out=[out, None]) | DType | out[1] is a NoneType | a tensor
+    grouped_gemm(al, bl, out=outs, out_dtype=FP16) | DType | out[0] has dtype fp32 | fp16
     grouped_gemm([a, within(out, 3, 2)], bl, out=outs) | Layout | out[0] shares memory with a[1] | memory of its own
     grouped_gemm(al, bl, sizes=[(4, 5, 6)] * 2, out=outs) | DType | sizes is a list | a tensor
     grouped_gemm(al, bl, sizes=torch.zeros(2, 3), out=outs) | DType | sizes has dtype fp32 | int32
@@ -212,7 +243,9 @@ grouped_gemm_contiguous
     contiguous(out, weight=meta(be)) | Device | b is on meta | cpu
     contiguous(out, a16, w4()) | Shape | b has shape (5, 64) | (G, N, K)
     contiguous(out, a16.float(), w4(experts=3)) | DType | a has dtype fp32 | fp16 or bf16
-    contiguous(out, a16, w4(experts=3), a_scale=1.0) | Shape | a_scale and b_scale are given | None because b has
+    contiguous(out, a16, w4(experts=3), a_scale=1.0) | Shape | a_scale has shape () | None because b has
+    contiguous(out, a16, w4(experts=3), b_scale=scales(3)) | Shape | b_scale has shape (3,) | None because b has
+    contiguous(out, weight=be.to_sparse()) | Layout | b is a sparse_coo tensor | a dense one
     contiguous(out[:3]) | Shape | out has shape (3, 5) | (4, 5)
     contiguous(int8s(4, 5)) | DType | out has dtype int8 | fp16, bf16 or fp32
     contiguous(meta(out)) | Device | out is on meta | cpu
@@ -231,6 +264,7 @@ grouped_gemm_k_contiguous
     along_k(out, int8s(6, 4)) | DType | a has dtype int8 | fp16, bf16, fp32, e4m3 or e5m2
     along_k(out, floats(6, 4).half()) | DType | b has dtype fp32 | fp16
     along_k(out, fp8s(6, 4)) | DType | b has dtype fp32 | e4m3 or e5m2
+    along_k(out, floats(6, 4).to_sparse_csr()) | Layout | a is a sparse_csr tensor | a dense one
     along_k(out, floats(1, 6, 4)) | Shape | a has shape (1, 6, 4) | (T, M)
     along_k(out, right=floats(6)) | Shape | b has shape (6,) | (T, N)
     along_k(out, right=floats(5, 5)) | Shape | b has shape (5, 5) | T = 6
@@ -264,6 +298,7 @@ grouped_gemm_masked
     masked(out, index=indices([3, 3])) | Shape | counts has shape (2,) | (1,)
     masked(out, index=indices([5])) | Shape | counts[0] is 5 | Mmax = 4
     masked(out, index=indices([-1])) | Shape | counts[0] is -1 | 0 <= counts[0]
+    masked(out, index=indices([3]).to_sparse()) | Layout | counts is a sparse_coo tensor | a dense one
     masked(out, a) | Shape | a has shape (4, 6) | (G, Mmax, K)
     masked(out, floats(2, 4, 6)) | Shape | a has shape (2, 4, 6) | G = 1
     masked(out, floats(1, 4, 7)) | Shape | a has shape (1, 4, 7) | K = 6
@@ -301,6 +336,10 @@ be, ends = floats(3, 5, 6), indices([1, 2, 4])
 
 def meta(tensor: Tensor) -> Tensor:
     return tensor.to("meta")
+
+
+def nested(tensor: Tensor, layout: torch.layout = torch.strided) -> Tensor:
+    return torch.nested.nested_tensor([tensor, tensor], layout=layout)
 
 
 def within(out: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -357,6 +396,50 @@ def test_refusals(op: str, call: str, error: str, argument: str, expectation: st
     assert bool((out == SENTINEL).all()), "a refused call wrote to out"
 
 
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
+def test_tensors_in_onednns_layout() -> None:
+    with pytest.raises(LayoutError, match="a is a mkldnn tensor, expected a dense one"):
+        gemm(a.to_mkldnn(), b)
+
+
+def test_plans_refuse_tensors_without_strides() -> None:
+    plan = omnigemm.plan("gemm", m=4, n=5, k=6, dtype="fp32")
+    for odd in (a.to_sparse(), a.to_sparse_csr(), nested(a)):
+        with pytest.raises(LayoutError, match=r"a is a (sparse_coo|sparse_csr|nested) tensor, expected a dense one"):
+            plan.run(odd, b)
+
+
+def test_numbers_that_fp32_has() -> None:
+    """The largest, infinities and NaN; numpy's doubles are Python's; alone and in lists."""
+    most, one = torch.finfo(torch.float32).max, torch.ones(1, 1)
+    for number in (most, -most, float("inf"), float("nan"), np.float64(2.0), 3, 2**100):
+        want = torch.tensor([[float(number)]])
+        results = [gemm(one, one, alpha=number), *grouped_gemm([one, one], [one, one], alpha=[1.0, number])[1:]]
+        results += [*grouped_gemm([one], [one], alpha=number), *grouped_gemm([one], [one], alpha=(number,))]
+        for result in results:
+            assert torch.allclose(result, want, rtol=0.0, equal_nan=True)
+
+
+@pytest.mark.parametrize("backend", [np.ones(2), torch.ones(2), 1, ["cpu"]], ids=str)
+def test_a_backend_that_is_no_name_is_refused_also_of_a_remembered_call(backend: Any) -> None:
+    calls: list[Callable[..., object]] = [
+        lambda **words: gemm(a, b, **words),
+        lambda **words: omnigemm.int8_gemm(a8, b8, 1.0, 1.0, **words),
+        lambda **words: omnigemm.fp8_gemm(af, bf, one, one, **words),
+        lambda **words: omnigemm.int4_gemm(a16, packed, **words),
+        lambda **words: grouped_gemm(al, bl, **words),
+        lambda **words: grouped_gemm_contiguous(a, be, ends, **words),
+        lambda **words: grouped_gemm_masked(a[None], be[:1], ends[2:], **words),
+        lambda **words: grouped_gemm_k_contiguous(a, a, ends, **words),
+    ]
+    one, packed = torch.ones(()), w4()
+    for call in calls:
+        call()
+        call()
+        with pytest.raises(DTypeError, match=r"backend is .*, expected None or a name"):
+            call(backend=backend)
+
+
 def test_a_refusal_is_not_remembered_as_a_plan() -> None:
     """The second, right call of the same shapes works, and the wrong one is refused again."""
     a, b = floats(3, 6), floats(2, 5, 6)
@@ -371,7 +454,7 @@ def test_a_refusal_is_not_remembered_as_a_plan() -> None:
     [
         ({"colour": 1}, TypeError, ("'colour'", "backend")),
         ({"backend": "tpu"}, NotImplementedError, ("backend is 'tpu'", "cpu")),
-        ({"weight_cache_mib": -1}, ValueError, ("weight_cache_mib is -1", ">= 0")),
+        ({"weight_cache_mib": -1}, omnigemm.SettingsError, ("weight_cache_mib is -1", ">= 0")),
         ({"weight_cache_mib": 1.5}, ValueError, ("weight_cache_mib is 1.5", "whole number")),
         ({"deterministic": 2}, ValueError, ("deterministic is 2", "True or False")),
     ],

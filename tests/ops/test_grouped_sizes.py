@@ -185,5 +185,5 @@ def test_who_takes_them() -> None:
         assert takes(VENDORS["nvidia"], with_sizes)
         assert bool(CudaBackend().supports_on(with_sizes, KNOWN["h200"])) == (dtype != "fp32")
         assert omnigemm.explain("grouped_gemm", m=4, n=5, k=6, dtype=dtype, device_sizes=True).chosen is not None
-    with pytest.raises(omnigemm.ShapeError, match="only grouped_gemm has sizes in a tensor"):
+    with pytest.raises(omnigemm.ShapeError, match="device_sizes is True, expected False: only grouped_gemm has it"):
         describe("gemm", m=4, n=4, k=4, device_sizes=True)

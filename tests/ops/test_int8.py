@@ -295,15 +295,19 @@ def test_batches(kernel: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -
             check(out[i], left, right, mine[0], mine[1], mine[2], bias)  # type: ignore[arg-type]
 
 
-def test_batched_zero_points_as_a_column() -> None:
-    """[M, 1] is a column for each product of the batch, or it is refused; it is never a zero point per product."""
-    a, b = int8s(3, 3, 8), int8s(5, 8)
-    zero = indices([1, 20, 100])
-    try:
-        result = omnigemm.int8_gemm(a, b, 1.0, 1.0, a_zero=zero[:, None], out_dtype=torch.float32)
-    except omnigemm.ShapeError:
-        return
-    assert torch.equal(result, omnigemm.int8_gemm(a, b, 1.0, 1.0, a_zero=zero, out_dtype=torch.float32))
+def test_columns_of_a_batch() -> None:
+    """[M, 1] and [N, 1] are those of every product, also where there are as many products as rows."""
+    for batch in (1, 3, 5):
+        a, b, x, y, zero = int8s(batch, 3, 8), int8s(5, 8), scales(3), scales(5), indices([1, 20, 100])
+        for left, right in ((a, b), (a[0], b.expand(batch, 5, 8))):
+            want = omnigemm.int8_gemm(left, right, x, y, a_zero=zero, out_dtype=torch.float32)
+            for _ in range(2):  # the second is like one before
+                result = omnigemm.int8_gemm(
+                    left, right, x[:, None], y[:, None], a_zero=zero[:, None], out_dtype=torch.float32
+                )
+                assert torch.equal(result, want)
+    with pytest.raises(omnigemm.ShapeError, match=r"a_scale has shape \(5, 1\), expected one value, \(5, 3\)"):
+        omnigemm.int8_gemm(a, b, scales(5, 1), 1.0)  # not one for each product
 
 
 _WITHOUT_VNNI = """

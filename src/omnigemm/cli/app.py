@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from ..core.errors import OmniGemmError
-from ..core.settings import ENVIRONMENT
 from . import output
 
 app = typer.Typer(
@@ -65,11 +64,6 @@ def run(args: Sequence[str] | None = None) -> None:
         output.check_streams()
         app(args=None if args is None else list(args), prog_name="omnigemm")
     except OmniGemmError as error:
-        output.print_error(str(error))
-    except ValueError as error:
-        # A variable of ours with a value that means nothing is the user's to correct, not a defect to trace.
-        if not str(error).startswith(tuple(ENVIRONMENT)):
-            raise
         output.print_error(str(error))
     except OSError as error:
         # Commands say what they could not do; this is met by what others print, such as --help.

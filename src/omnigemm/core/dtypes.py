@@ -24,14 +24,16 @@ FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _ALIASES = {"float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16", "fp8": "e4m3"}
 
 
-def name_of(dtype: torch.dtype | str) -> str:
-    """The short name of a dtype; names pass through, habitual spellings are translated."""
+def name_of(dtype: torch.dtype | str, what: str = "dtype") -> str:
+    """The short name of a dtype; names pass through, habitual spellings are translated. A message says `what` it is."""
     if isinstance(dtype, torch.dtype):
         return NAME.get(dtype, str(dtype).removeprefix("torch."))
+    if not isinstance(dtype, str):
+        raise DTypeError(f"{what} is {dtype!r}, expected a torch dtype or one of {', '.join(BY_NAME)}, int4")
     name = dtype.removeprefix("torch.")
     name = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}.get(name, _ALIASES.get(name, name))
     if name not in BY_NAME and name != "int4":
-        raise DTypeError(f"dtype is {dtype!r}, expected one of {', '.join(BY_NAME)}, int4")
+        raise DTypeError(f"{what} is {dtype!r}, expected one of {', '.join(BY_NAME)}, int4")
     return name
 
 

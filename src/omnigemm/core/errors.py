@@ -15,11 +15,11 @@ class ShapeError(OmniGemmError, ValueError):
 
 
 class DTypeError(OmniGemmError, TypeError):
-    """A tensor has an element type that the operation does not take."""
+    """A tensor has an element type that the operation does not take, or a number does not fit its type."""
 
 
 class LayoutError(OmniGemmError, ValueError):
-    """A tensor's strides or memory cannot be used: it overlaps itself or another operand."""
+    """A tensor's strides or memory cannot be used: it overlaps itself or another operand, or has none."""
 
 
 class DeviceError(OmniGemmError, RuntimeError):
@@ -36,3 +36,7 @@ class UnsupportedError(OmniGemmError, NotImplementedError):
 
 class CompileError(OmniGemmError, RuntimeError):
     """A kernel could not be compiled or loaded."""
+
+
+class SettingsError(OmniGemmError, ValueError):
+    """A setting, or a variable of the environment, has a value that it cannot have."""

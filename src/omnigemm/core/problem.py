@@ -6,7 +6,7 @@ Kernels are chosen, compiled and tested from a Problem alone, on a machine that 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -116,6 +116,75 @@ def layout_of(tensor: torch.Tensor) -> str:
     return "col" if rows == 1 or tensor.size(-2) <= 1 else "strided"
 
 
+def _layout_as_seen(layout: str, matrices: Sequence[tuple[int, int]]) -> str:
+    """What `layout_of` says of matrices [rows, columns] that are described so: thin ones have fewer ways to lie."""
+    if any(min(size) > 1 for size in matrices):
+        return layout
+    _, columns = matrices[0]  # of a list that is thin throughout, the first speaks for all
+    if columns <= 1:
+        return "row"
+    return "col" if layout == "strided" else layout
+
+
+def _matrices(op: str, m: int, n: int, k: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """A and B as the operation takes them."""
+    if op == "grouped_gemm_k_contiguous":
+        return (k, m), (k, n)
+    return (m, k), (k, n) if op in ("gemm", "grouped_gemm") else (n, k)
+
+
+# ------------------------------------------------------------------------------------------------------- scales
+
+
+Shape = tuple[int, ...]
+
+
+def blocks_of(size: int) -> int:
+    return (size + BLOCK - 1) // BLOCK
+
+
+def scale_kinds(
+    a: Shape, b: Shape, rows: Shape, lead: Shape, n: int, k: int, blockwise: bool
+) -> tuple[str | None, str | None]:
+    """How scales of such shapes are laid out, or None. `rows` are A's leading dimensions; `lead` is (G,) for groups.
+
+    Calls ask this of their tensors, descriptions of what quantisers give, so that both name the same problem. Where
+    shapes have several meanings the plainest is taken: one value is one for all, also if there is but one row, and
+    one per row is just that, also if K is a single block.
+    """
+    b_kind = _b_kind(b, lead, n, k, blockwise)
+    if b_kind in ("128x128", "1x128") and k <= BLOCK and a == (*rows, 1):
+        return "1x128", b_kind  # one block covers all of K, so one per row is one per block
+    return _a_kind(a, rows, k, blockwise), b_kind
+
+
+def _is_one(shape: Shape) -> bool:
+    """Whether there is one value. Where a tracer does not know, there are several: it only asks whether shapes fit."""
+    if all(type(size) is int for size in shape):
+        return all(size == 1 for size in shape)
+    from torch.fx.experimental.symbolic_shapes import guard_or_false  # late: it takes half a second
+
+    return all(guard_or_false(size == 1) for size in shape)
+
+
+def _a_kind(a: Shape, rows: Shape, k: int, blockwise: bool) -> str | None:
+    if _is_one(a):
+        return "tensor"
+    if a in (rows, (*rows, 1)):
+        return "token"
+    return "1x128" if blockwise and a == (*rows, blocks_of(k)) else None
+
+
+def _b_kind(b: Shape, lead: Shape, n: int, k: int, blockwise: bool) -> str | None:
+    if _is_one(b) or (lead and b == lead):
+        return "tensor"
+    if b in ((*lead, n), (*lead, n, 1)):
+        return "channel"
+    if blockwise and b == (*lead, blocks_of(n), blocks_of(k)):
+        return "128x128"
+    return "1x128" if blockwise and b == (*lead, n, blocks_of(k)) else None
+
+
 _USUAL_DTYPE = {"int8_gemm": "int8", "fp8_gemm": "e4m3"}
 
 
@@ -140,74 +209,86 @@ def describe(
     a_zero: bool = False,
     a_layout: str | None = None,
     b_layout: str | None = None,
-    shapes: Sequence[tuple[int, int, int]] | None = None,
+    shapes: Sequence[Sequence[int]] | None = None,
     expected_m: int | None = None,
     device_factors: bool = False,
     device_sizes: bool = False,
 ) -> Problem:
     """A Problem from keywords. What is not given takes the op's usual value."""
-    if op not in OPS:
+    if not isinstance(op, str) or op not in OPS:
         raise UnsupportedError(f"op is {op!r}, expected one of {', '.join(OPS)}")
-    for name, size in (
-        ("m", m),
-        ("n", n),
-        ("k", k),
-        ("batch", batch),
-        ("groups", groups or 0),
-        ("expected_m", expected_m or 0),
-    ):
-        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-            raise ShapeError(f"{op}: {name} is {size!r}, expected a whole number >= 0")
-    ways = ("row", "col", "strided", "mixed") if op == "grouped_gemm" else ("row", "col", "strided")
-    for name, layout in (("a_layout", a_layout), ("b_layout", b_layout)):
-        if layout not in (None, *ways):
-            raise ShapeError(f"{op}: {name} is {layout!r}, expected {', '.join(ways[:-1])} or {ways[-1]}")
-    grouped = op.startswith("grouped_")
-    if groups is not None and not grouped:
-        raise ShapeError(f"{op}: groups is {groups}, but only grouped operations have groups")
-    if expected_m is not None and op != "grouped_gemm_masked":
-        raise ShapeError(f"{op}: expected_m is {expected_m}, but only grouped_gemm_masked has it")
-    if device_factors and op != "grouped_gemm":
-        raise ShapeError(f"{op}: device_factors is {device_factors}, but only grouped_gemm has alpha and beta there")
-    if device_sizes and op != "grouped_gemm":
-        raise ShapeError(f"{op}: device_sizes is {device_sizes}, but only grouped_gemm has sizes in a tensor")
-    if batch != 1 and op not in ("gemm", "int8_gemm"):
-        raise ShapeError(f"{op}: batch is {batch}, but only gemm and int8_gemm are batched")
+    flags = {
+        "symmetric": symmetric,
+        "act_order": act_order,
+        "bias": bias,
+        "a_zero": a_zero,
+        "device_factors": device_factors,
+        "device_sizes": device_sizes,
+    }
+    counts = {"batch": batch, "groups": groups, "expected_m": expected_m}
+    _check_types(op, {"m": m, "n": n, "k": k, **counts}, flags, {"alpha": alpha, "beta": beta})
+    _check_arguments(op, {**counts, **flags, "alpha": alpha, "beta": beta, "shapes": shapes})
+    grouped, along_k = op.startswith("grouped_"), op == "grouped_gemm_k_contiguous"
+    if along_k and beta not in (0.0, 1.0):
+        raise ShapeError(f"{op}: beta is {beta!r}, expected 0 or 1: C is added as it is")
 
-    a = name_of(dtype) if dtype is not None else _USUAL_DTYPE.get(op, "bf16")
-    b = name_of(weight_dtype) if weight_dtype is not None else ("int4" if op == "int4_gemm" else a)
+    a = _USUAL_DTYPE.get(op, "bf16") if dtype is None else name_of(dtype, f"{op}: dtype")
+    usual_b = "int4" if op == "int4_gemm" else a
+    b = usual_b if weight_dtype is None else name_of(weight_dtype, f"{op}: weight_dtype")
     _check_operands(op, a, b)
     eight_bit = a in ("int8", "e4m3", "e5m2")
-    along_k = op == "grouped_gemm_k_contiguous"
     usual_out = "fp32" if along_k else "bf16" if eight_bit else a
-    out = name_of(out_dtype) if out_dtype is not None else usual_out
+    out = usual_out if out_dtype is None else name_of(out_dtype, f"{op}: out_dtype")
     if out not in ("fp16", "bf16", "fp32"):
         raise DTypeError(f"{op}: out_dtype is {out}, expected fp16, bf16 or fp32")
+
+    count = 0
+    sizes: tuple[tuple[int, int, int], ...] = ()
+    if op == "grouped_gemm":
+        sizes = ((m, n, k),) * (1 if groups is None else groups) if shapes is None else _sizes(op, shapes, groups)
+        if not sizes:
+            given = f"groups is {groups}" if shapes is None else f"shapes is {shapes}"
+            raise ShapeError(f"{op}: {given}, expected at least one group")
+        m, n, k = (max(size[i] for size in sizes) for i in range(3))
+        count = len(sizes)
+    elif grouped:
+        count = 8 if groups is None else groups
 
     a_scale = b_scale = "none"
     if eight_bit:
         allowed = granularities(op, a)
-        granularity = granularity or ("token" if a == "int8" else "1x128" if along_k else "128x128")
-        if granularity not in allowed:
+        if granularity is None:
+            granularity = "token" if a == "int8" else "1x128" if along_k else "128x128"
+        if not isinstance(granularity, str) or granularity not in allowed:
             raise ShapeError(f"{op}: granularity is {granularity!r}, expected one of {', '.join(allowed)}")
         a_scale, b_scale = GRANULARITIES[granularity]
+        if not along_k:
+            a_scale, b_scale = _kinds_as_seen(a_scale, b_scale, *_leading(op, m, batch, count), n, k)
     elif granularity is not None:
         raise ShapeError(f"{op}: granularity is {granularity!r}, but {a} operands have no scales")
 
+    ways = ("row", "col", "strided", "mixed") if op == "grouped_gemm" else ("row", "col", "strided")
+    for name, layout in (("a_layout", a_layout), ("b_layout", b_layout)):
+        if layout is not None and not (isinstance(layout, str) and layout in ways):
+            raise ShapeError(f"{op}: {name} is {layout!r}, expected {', '.join(ways[:-1])} or {ways[-1]}")
+    usual_layout = "col" if along_k and eight_bit else "row"  # of fp8, K lies side by side
+    a_layout, b_layout = a_layout or usual_layout, b_layout or usual_layout
+    matrices = [_matrices(op, *size) for size in sizes or ((m, n, k),)]
+
     if b == "int4":
         group_size = 128 if group_size is None else (k if group_size == -1 else group_size)
-        if group_size not in (32, 64, 128, k):
-            raise ShapeError(f"{op}: group_size is {group_size}, expected 32, 64, 128 or k = {k}")
-    elif group_size is not None:
-        raise ShapeError(f"{op}: group_size is {group_size}, but only int4 weights have groups of columns")
-
-    sizes: tuple[tuple[int, int, int], ...] = ()
-    if op == "grouped_gemm":
-        sizes = tuple(shapes) if shapes is not None else ((m, n, k),) * (1 if groups is None else groups)
-        if sizes:
-            m, n, k = (max(size[i] for size in sizes) for i in range(3))
-    usual_layout = "col" if along_k and eight_bit else "row"  # of fp8, K lies side by side
-    count = (len(sizes) if op == "grouped_gemm" else (8 if groups is None else groups)) if grouped else 0
+        if not _is_whole(group_size) or group_size not in (32, 64, 128, k):
+            raise ShapeError(f"{op}: group_size is {group_size!r}, expected 32, 64, 128 or k = {k}")
+        if b_layout != "row":
+            raise ShapeError(f"{op}: b_layout is {b_layout!r}, expected None: int4 weights lie in one way")
+    else:
+        for name, value, usual in (
+            ("group_size", group_size, None),
+            ("symmetric", symmetric, True),
+            ("act_order", act_order, False),
+        ):
+            if value is not usual:
+                raise ShapeError(f"{op}: {name} is {value!r}, expected {usual}: only int4 weights have it")
     return Problem(
         op=op,
         m=m,
@@ -226,13 +307,89 @@ def describe(
         bias=bias,
         c=beta != 0.0,
         scaled=alpha != 1.0,
-        a_layout=a_layout or usual_layout,
-        b_layout=b_layout or usual_layout,
+        a_layout=_layout_as_seen(a_layout, [a for a, _ in matrices]),
+        b_layout=_layout_as_seen(b_layout, [b for _, b in matrices]),
         shapes=sizes,
         expected_m=expected_m or 0,
         device_factors=device_factors,
         device_sizes=device_sizes,
     )
+
+
+# Keywords for arguments that only some operations have -> what stands for none, and those operations.
+_ONLY: dict[str, tuple[object, tuple[str, ...]]] = {
+    "batch": (1, ("gemm", "int8_gemm")),
+    "groups": (None, tuple(op for op in OPS if op.startswith("grouped_"))),
+    "shapes": (None, ("grouped_gemm",)),
+    "expected_m": (None, ("grouped_gemm_masked",)),
+    "alpha": (1, ("gemm", "grouped_gemm")),
+    "beta": (0, ("gemm", "grouped_gemm", "grouped_gemm_k_contiguous")),
+    "bias": (False, ("int8_gemm", "fp8_gemm", "int4_gemm")),
+    "a_zero": (False, ("int8_gemm",)),
+    "device_factors": (False, ("grouped_gemm",)),
+    "device_sizes": (False, ("grouped_gemm",)),
+}
+
+
+def _check_arguments(op: str, given: Mapping[str, object]) -> None:
+    """Whether the operation has them; their types are known to be right, except of shapes."""
+    for name, (usual, ops) in _ONLY.items():
+        value = given[name]
+        if op not in ops and (value is not None if usual is None else value != usual):
+            *most, last = ops
+            who = f"{', '.join(most)} and {last} have" if most else f"{last} has"
+            raise ShapeError(f"{op}: {name} is {value!r}, expected {usual}: only {who} it")
+
+
+def _check_types(
+    op: str, sizes: Mapping[str, object], flags: Mapping[str, object], factors: Mapping[str, object]
+) -> None:
+    for name, size in sizes.items():
+        if not _is_whole(size) and not (size is None and name in ("groups", "expected_m")):
+            raise ShapeError(f"{op}: {name} is {size!r}, expected a whole number >= 0")
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise DTypeError(f"{op}: {name} is {flag!r}, expected True or False")
+    for name, factor in factors.items():
+        if not isinstance(factor, (int, float)) or isinstance(factor, bool):
+            raise DTypeError(f"{op}: {name} is {factor!r}, expected a number")
+
+
+def _is_whole(size: object) -> bool:
+    return isinstance(size, int) and not isinstance(size, bool) and size >= 0
+
+
+def _sizes(op: str, shapes: object, groups: int | None) -> tuple[tuple[int, int, int], ...]:
+    """M, N, K of each product of a list."""
+    if not isinstance(shapes, (list, tuple)):
+        raise ShapeError(f"{op}: shapes is {shapes!r}, expected a list of (M, N, K)")
+    if groups not in (None, len(shapes)):
+        raise ShapeError(f"{op}: groups is {groups}, expected {len(shapes)}, one for each of shapes")
+    for i, one in enumerate(shapes):
+        if not isinstance(one, (list, tuple)) or len(one) != 3 or not all(map(_is_whole, one)):
+            raise ShapeError(f"{op}: shapes[{i}] is {one!r}, expected (M, N, K), whole numbers >= 0")
+    return tuple((m, n, k) for m, n, k in shapes)
+
+
+def _leading(op: str, m: int, batch: int, groups: int) -> tuple[Shape, Shape]:
+    """The dimensions of A before K and of B before N. In a batch, each product has its own of both."""
+    if op == "grouped_gemm_contiguous":
+        return (m,), (groups,)
+    if op == "grouped_gemm_masked":
+        return (groups, m), (groups,)
+    return ((m,), ()) if batch == 1 else ((batch, m), (batch,))
+
+
+def _kinds_as_seen(a_kind: str, b_kind: str, rows: Shape, lead: Shape, n: int, k: int) -> tuple[str, str]:
+    """What `scale_kinds` says of the scales that quantisers give."""
+    along_k = blocks_of(k)
+    a = {"tensor": (), "token": rows, "1x128": (*rows, along_k)}[a_kind]
+    squares, lines = (*lead, blocks_of(n), along_k), (*lead, n, along_k)
+    b = {"tensor": (), "channel": (*lead, n), "128x128": squares, "1x128": lines}[b_kind]
+    seen = scale_kinds(a, b, rows, lead, n, k, blockwise=True)
+    assert seen[0] is not None
+    assert seen[1] is not None
+    return seen[0], seen[1]
 
 
 def granularities(op: str, dtype: str) -> tuple[str, ...]:

@@ -6,16 +6,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 import logging
 import os
 import re
 from contextlib import ContextDecorator
-from contextvars import ContextVar, Token
-from functools import cache
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from .errors import UnsupportedError
+from .errors import SettingsError, UnsupportedError
 
 # name -> (meaning, default in words). The command line and the docs print this table.
 ENVIRONMENT: dict[str, tuple[str, str]] = {
@@ -54,15 +55,15 @@ class Settings:
             check_backend("settings", self.backend)
         limit = self.weight_cache_mib
         if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 0):
-            raise ValueError(f"settings: weight_cache_mib is {limit!r}, expected None or a whole number >= 0")
+            raise SettingsError(f"settings: weight_cache_mib is {limit!r}, expected None or a whole number >= 0")
         for name in ("deterministic", "constant_weights"):
             value = getattr(self, name)
             if not isinstance(value, bool):
-                raise ValueError(f"settings: {name} is {value!r}, expected True or False")
+                raise SettingsError(f"settings: {name} is {value!r}, expected True or False")
 
 
-def check_backend(where: str, name: str) -> None:
-    if name not in BACKEND_NAMES:
+def check_backend(where: str, name: object) -> None:
+    if not isinstance(name, str) or name not in BACKEND_NAMES:
         raise UnsupportedError(f"{where}: backend is {name!r}, expected None or one of {', '.join(BACKEND_NAMES)}")
 
 
@@ -73,10 +74,10 @@ def _from_environment() -> Settings:
     text = os.environ.get("OMNIGEMM_WEIGHT_CACHE_MIB", "")
     # Not isdigit, which takes digits of all scripts; and no machine has more than 15 of them.
     if text and not re.fullmatch("[0-9]{1,15}", text):
-        raise ValueError(f"OMNIGEMM_WEIGHT_CACHE_MIB is {text!r}, expected a whole number of MiB")
+        raise SettingsError(f"OMNIGEMM_WEIGHT_CACHE_MIB is {text!r}, expected a whole number of MiB")
     level = os.environ.get("OMNIGEMM_LOG", "")
     if level not in ("", "off", "debug"):
-        raise ValueError(f"OMNIGEMM_LOG is {level!r}, expected debug or off")
+        raise SettingsError(f"OMNIGEMM_LOG is {level!r}, expected debug or off")
     found = Settings(
         backend, _flag("OMNIGEMM_DETERMINISTIC"), int(text) if text else None, _flag("OMNIGEMM_CONSTANT_WEIGHTS")
     )
@@ -88,7 +89,7 @@ def _from_environment() -> Settings:
 def _flag(name: str) -> bool:
     value = os.environ.get(name, "0")
     if value not in ("", "0", "1"):
-        raise ValueError(f"{name} is {value!r}, expected 0 or 1")
+        raise SettingsError(f"{name} is {value!r}, expected 0 or 1")
     return value == "1"
 
 
@@ -136,15 +137,35 @@ class settings(ContextDecorator):
         self._changes = changes
         # Checked here, so that a wrong value is reported where it was written.
         dataclasses.replace(Settings(), **changes)
-        self._tokens: list[Token[Settings | None]] = []
 
     def __enter__(self) -> Settings:
         changed = dataclasses.replace(current(), **self._changes)
-        self._tokens.append(_active.set(changed))
+        _entered.set((*_entered.get(), (self, active())))
+        _active.set(changed)
         return changed
 
     def __exit__(self, *_: object) -> None:
-        _active.reset(self._tokens.pop())
+        entered = _entered.get()
+        for i in reversed(range(len(entered))):
+            if entered[i][0] is self:
+                _entered.set(entered[:i])  # with all that was entered since: whoever leaves last, nothing stays
+                _active.set(entered[i][1])
+                return
+
+    def __call__(self, function: Any) -> Any:
+        if not inspect.iscoroutinefunction(function):
+            return super().__call__(function)
+
+        @functools.wraps(function)
+        async def inside(*arguments: Any, **named: Any) -> Any:
+            with self:  # until it is done, and not only until it is made
+                return await function(*arguments, **named)
+
+        return inside
+
+
+# Who was entered here, and what was in force before. Each thread and task has its own, so one object serves many.
+_entered: ContextVar[tuple[tuple[settings, Settings | None], ...]] = ContextVar("omnigemm_entered", default=())
 
 
 def home() -> Path | None:
@@ -173,20 +194,20 @@ def cache_dir() -> Path:
 
 def _chosen(name: str, text: str) -> Path:
     if text.split("/", 1)[0] == "~" and home() is None:
-        raise ValueError(
+        raise SettingsError(
             f"{name} is {text!r}, but there is no home folder; expected a path without ~, or HOME to be set"
         )
     try:
         path = Path(text).expanduser()
     except RuntimeError as error:
-        raise ValueError(f"{name} is {text!r}, expected a folder: there is no such user") from error
+        raise SettingsError(f"{name} is {text!r}, expected a folder: there is no such user") from error
     try:
         return path if path.is_absolute() else _below_here(text)
     except OSError as error:
-        raise ValueError(f"{name} is {text!r}, but the working folder that it starts from is gone") from error
+        raise SettingsError(f"{name} is {text!r}, but the working folder that it starts from is gone") from error
 
 
-@cache
+@functools.cache
 def _below_here(text: str) -> Path:
     """A relative path, from where the process was when it was first asked for: it does not move when that changes."""
     return Path.cwd() / text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..core.errors import OmniGemmError
 from ..core.plan import Plan
 from . import _plans
 from .fp8 import FP8_GEMM, fp8_gemm
@@ -31,7 +32,13 @@ OPERATIONS = {
 
 def run_plan(plan: Plan, operands: tuple[Any, ...], named: dict[str, Any], out: Any, workspace: Any = None) -> Any:
     operation = OPERATIONS[plan.problem.op]
-    return _plans.run_plan(operation, plan, operation.collect(*operands, **named), out, workspace)
+    given = operation.collect(*operands, **named)
+    try:
+        return _plans.run_plan(operation, plan, given, out, workspace)
+    except RuntimeError as error:
+        if not isinstance(error, OmniGemmError):
+            operation.check(given, out, None)  # as in `_library.call`
+        raise
 
 
 __all__ = [

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..core.errors import OmniGemmError
 from ._again import ANEW
 from ._gradients import look_for_gradients
 from ._operation import Operands, Operation, Operators
@@ -56,13 +57,23 @@ def call(ops: Operators, arguments: Operands, out: Any, out_dtype: torch.dtype |
     """Call a registered operation from its public function. Dynamo traces this, so it stays plain."""
     operation = ops.operation
     need_words(operation.name, out, out_dtype, backend, many=operation.tensors is not None)
-    if not torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
+        return _dispatch(ops, arguments, out, out_dtype, backend)
+    try:
         done = shortcut(ops, arguments, out, out_dtype, backend)
         if done is not ANEW:
             return done
         if out is not None:
             look_for_gradients(operation.name, arguments, out, depth=4)
         arguments = with_signs(operation.name, arguments, out)
+        return _dispatch(ops, arguments, out, out_dtype, backend)
+    except RuntimeError as error:
+        if not isinstance(error, OmniGemmError):
+            operation.check(ops.gather(*arguments), out, out_dtype)  # a tensor may have no strides to be looked up by
+        raise
+
+
+def _dispatch(ops: Operators, arguments: Operands, out: Any, out_dtype: torch.dtype | None, backend: str | None) -> Any:
     if out is None:
         return ops.function(*arguments, out_dtype, backend)
     ops.writer(*arguments, out, backend)

@@ -5,15 +5,17 @@ All but those of shared memory read metadata only, so they serve real tensors an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..core import problem
 from ..core.dtypes import FLOATS, name_of, names
 from ..core.errors import DeviceError, DTypeError, LayoutError, ShapeError
-from ..core.problem import BLOCK
+from ..core.problem import blocks_of
 from .overlap import overlap, overlaps_itself, same_memory, span
 
 
@@ -35,20 +37,33 @@ def need_tensor(op: str, **given: object) -> None:
             raise DTypeError(f"{op}: {name} is a {type(value).__name__}, expected a tensor")
 
 
-def need_words(op: str, out: Any, out_dtype: object, backend: object, many: bool) -> None:
-    """What all operations take beside their operands; `many`: `out` is a list."""
+def need_strided(op: str, **tensors: Tensor | None) -> None:
+    """Of the other kinds some have no strides, some no memory, and none is what kernels read."""
+    for name, one in tensors.items():
+        if one is not None and (one.layout is not torch.strided or one.is_nested):
+            kind = "nested" if one.is_nested else str(one.layout).removeprefix("torch.").removeprefix("_")
+            raise LayoutError(f"{op}: {name} is a {kind} tensor, expected a dense one with strides")
+
+
+def need_backend(op: str, backend: object) -> None:
     if backend is not None and not isinstance(backend, str):
         raise DTypeError(f"{op}: backend is {backend!r}, expected None or a name")
+
+
+def need_words(op: str, out: Any, out_dtype: object, backend: object, many: bool) -> None:
+    """What all operations take beside their operands; `many`: `out` is a list."""
+    need_backend(op, backend)
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         raise DTypeError(f"{op}: out_dtype is {out_dtype!r}, expected None or a torch dtype")
     if out is None:
         return
-    for one in out if many else [out]:
+    for i, one in enumerate(out if many else [out]):
+        name = f"out[{i}]" if many else "out"
         if not isinstance(one, Tensor):
-            raise DTypeError(f"{op}: out is a {type(one).__name__}, expected a tensor")
+            raise DTypeError(f"{op}: {name} is a {type(one).__name__}, expected a tensor")
         if out_dtype is not None and one.dtype != out_dtype:
             raise DTypeError(
-                f"{op}: out has dtype {name_of(one.dtype)}, expected {name_of(out_dtype)}, the out_dtype given"
+                f"{op}: {name} has dtype {name_of(one.dtype)}, expected {name_of(out_dtype)}, the out_dtype given"
             )
 
 
@@ -104,6 +119,7 @@ def result(
         raise DTypeError(f"{op}: out_dtype is {name_of(out_dtype)}, expected {names(FLOATS)}")
     if out is None:
         return OutSpec(shape, usual if out_dtype is None else out_dtype, device)
+    need_strided(op, **{name: out})
     need_dtype(op, name, out, FLOATS if out_dtype is None else (out_dtype,))
     need_shape(op, name, out, [shape], "the shape of the result")
     if out.device != device:
@@ -115,53 +131,37 @@ def result(
     return OutSpec(shape, out.dtype, device)
 
 
+MOST = torch.finfo(torch.float32).max  # of the numbers that results are multiplied by
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def need_number(op: str, name: str, value: Any) -> float:
+    """A number that fp32 has room for. Infinities and NaN it has."""
+    if not is_number(value):
+        raise DTypeError(f"{op}: {name} is {value!r}, expected a number")
+    try:
+        number = float(value)
+    except OverflowError:
+        raise DTypeError(f"{op}: {name} has {value.bit_length()} bits, expected a number that fits fp32") from None
+    if MOST < abs(number) < math.inf:
+        raise DTypeError(f"{op}: {name} is {value!r}, expected a number that fits fp32, at most {MOST:.8g}")
+    return number
+
+
 def need_float32(op: str, name: str, tensor: Tensor) -> None:
     need_dtype(op, name, tensor, (torch.float32,))
 
 
 def as_scale(op: str, name: str, scale: object, like: Tensor) -> Tensor:
     """A scale as a tensor; a plain number is one value for all."""
-    if isinstance(scale, (int, float)) and not isinstance(scale, bool):
-        return torch.full((), float(scale), dtype=torch.float32, device=like.device)
+    if is_number(scale):
+        return torch.full((), need_number(op, name, scale), dtype=torch.float32, device=like.device)
     if not isinstance(scale, Tensor):
         raise DTypeError(f"{op}: {name} is a {type(scale).__name__}, expected an fp32 tensor or a number")
     return scale
-
-
-def blocks_of(size: int) -> int:
-    return (size + BLOCK - 1) // BLOCK
-
-
-def a_scale_kind(op: str, scale: Tensor, rows: tuple[int, ...], k: int, blockwise: bool) -> str:
-    """How the scales of A are laid out; `rows` are A's leading dimensions."""
-    need_float32(op, "a_scale", scale)
-    shape, per_block = tuple(scale.shape), (*rows, blocks_of(k))
-    if scale.numel() == 1 and not (blockwise and shape == per_block and k > BLOCK):
-        return "tensor"
-    if shape in (rows, (*rows, 1)):
-        return "token"
-    if blockwise and shape == per_block:
-        return "1x128"
-    forms = [f"one value, {rows}", *([f"{per_block} for 1x128 blocks"] if blockwise else [])]
-    raise ShapeError(f"{op}: a_scale has shape {show(scale)}, expected {' or '.join(forms)}")
-
-
-def b_scale_kind(op: str, scale: Tensor, lead: tuple[int, ...], n: int, k: int, blockwise: bool) -> str:
-    """How the scales of B are laid out; `lead` is (G,) for groups."""
-    need_float32(op, "b_scale", scale)
-    shape = tuple(scale.shape)
-    squares, rows = (*lead, blocks_of(n), blocks_of(k)), (*lead, n, blocks_of(k))
-    if scale.numel() == 1 or (lead and shape == lead):
-        return "tensor"
-    if shape in ((*lead, n), (*lead, n, 1)):
-        return "channel"
-    if blockwise and shape == squares:
-        return "128x128"
-    if blockwise and shape == rows:
-        return "1x128"
-    forms = ["one value", *([f"{lead}"] if lead else []), f"{(*lead, n)}"]
-    forms += [f"{squares} for 128x128 blocks", f"{rows} for 1x128 blocks"] if blockwise else []
-    raise ShapeError(f"{op}: b_scale has shape {show(scale)}, expected {' or '.join(forms)}")
 
 
 def scale_kinds(
@@ -174,14 +174,19 @@ def scale_kinds(
     k: int,
     blockwise: bool,
 ) -> tuple[str, str]:
-    """Both granularities, after a check that they go together."""
-    a_kind = a_scale_kind(op, a_scale, rows, k, blockwise)
-    b_kind = b_scale_kind(op, b_scale, lead, n, k, blockwise)
-    b_blocks = b_kind in ("128x128", "1x128")
-    if b_blocks and k <= BLOCK and tuple(a_scale.shape) == (*rows, 1):
-        a_kind = "1x128"  # one block covers all of K: a scale per row is a scale per block
-    if a_kind == "1x128" and b_kind == "channel" and k <= BLOCK:
-        b_kind = "1x128"
+    """How both are laid out, after a check that they go together. `rows` are A's leading dimensions, `lead` B's."""
+    need_float32(op, "a_scale", a_scale)
+    need_float32(op, "b_scale", b_scale)
+    a_kind, b_kind = problem.scale_kinds(tuple(a_scale.shape), tuple(b_scale.shape), rows, lead, n, k, blockwise)
+    if a_kind is None:
+        forms = [f"one value, {rows}", *([f"{(*rows, blocks_of(k))} for 1x128 blocks"] if blockwise else [])]
+        raise ShapeError(f"{op}: a_scale has shape {show(a_scale)}, expected {' or '.join(forms)}")
+    if b_kind is None:
+        forms = ["one value", *([f"{lead}"] if lead else []), f"{(*lead, n)}"]
+        if blockwise:
+            squares, lines = (*lead, blocks_of(n), blocks_of(k)), (*lead, n, blocks_of(k))
+            forms += [f"{squares} for 128x128 blocks", f"{lines} for 1x128 blocks"]
+        raise ShapeError(f"{op}: b_scale has shape {show(b_scale)}, expected {' or '.join(forms)}")
     if (a_kind == "1x128") != (b_kind in ("128x128", "1x128")):
         raise ShapeError(
             f"{op}: a_scale has shape {show(a_scale)} ({a_kind}) and b_scale {show(b_scale)} ({b_kind}), expected both "

@@ -16,11 +16,13 @@ from ._recent import repeated
 from .checks import (
     OutSpec,
     as_scale,
+    need_backend,
     need_bias,
     need_dim,
     need_distinct,
     need_dtype,
     need_one_device,
+    need_strided,
     need_tensor,
     result,
     scale_kinds,
@@ -37,6 +39,7 @@ def _kinds(operands: Operands) -> tuple[str, str]:
 
 def _check(operands: Operands, out: Tensor | None, out_dtype: torch.dtype | None) -> OutSpec:
     a, b, a_scale, b_scale, bias = operands
+    need_strided(_OP, a=a, b=b, a_scale=a_scale, b_scale=b_scale, bias=bias)
     need_dtype(_OP, "a", a, FP8)
     need_dtype(_OP, "b", b, FP8)
     need_dim(_OP, "a", a, (2,), "(M, K)")
@@ -102,6 +105,8 @@ def fp8_gemm(
 
     One value; [M] and [N]; [M, ceil(K/128)] with [ceil(N/128), ceil(K/128)] or with [N, ceil(K/128)].
     """
+    if backend is not None:
+        need_backend(_OP, backend)
     done: Tensor = repeated(_OP, a, b, (out, out_dtype, backend, a, b, a_scale, b_scale, bias))
     if done is ANEW:
         done = call(_ops, _collect(a, b, a_scale, b_scale, bias=bias), out, out_dtype, backend)

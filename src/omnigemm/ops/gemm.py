@@ -15,12 +15,16 @@ from ._library import call, register
 from ._operation import Operands, Operation
 from ._recent import repeated
 from .checks import (
+    MOST,
     OutSpec,
+    need_backend,
     need_dim,
     need_distinct,
     need_dtype,
+    need_number,
     need_one_device,
     need_same_dtype,
+    need_strided,
     need_tensor,
     result,
     show,
@@ -67,6 +71,7 @@ def need_c(op: str, name: str, c: Tensor | None, beta: float, spec: OutSpec, inp
 
 def _check(operands: Operands, out: Tensor | None, out_dtype: torch.dtype | None) -> OutSpec:
     a, b, c, _, beta = operands
+    need_strided("gemm", a=a, b=b, c=c)
     need_dtype("gemm", "a", a, FLOATS)
     need_same_dtype("gemm", "b", b, "a", a)
     shape = product_shape("gemm", a, b, "(K, N)")
@@ -94,17 +99,11 @@ def _describe(operands: Operands, spec: OutSpec) -> Problem:
     )
 
 
-def _number(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise DTypeError(f"gemm: {name} is {value!r}, expected a number")
-    return float(value)
-
-
 def _collect(a: Any, b: Any, c: Any = None, *, alpha: float = 1.0, beta: float = 0.0) -> Operands:
     if not (isinstance(a, Tensor) and isinstance(b, Tensor) and (c is None or isinstance(c, Tensor))):
         need_tensor("gemm", a=a, b=b, **({} if c is None else {"c": c}))
-    if type(alpha) is not float or type(beta) is not float:
-        alpha, beta = _number("alpha", alpha), _number("beta", beta)
+    if not (type(alpha) is float and type(beta) is float and -MOST <= alpha <= MOST and -MOST <= beta <= MOST):
+        alpha, beta = need_number("gemm", "alpha", alpha), need_number("gemm", "beta", beta)
     return a, b, c, alpha, beta
 
 
@@ -137,6 +136,8 @@ def gemm(
 
     Any strides; transposed views cost no copy. C is read only if beta is not 0.
     """
+    if backend is not None:
+        need_backend("gemm", backend)
     done: Any = ANEW
     if type(alpha) is float and type(beta) is float:  # True equals 1.0, but is no number to multiply by
         done = repeated("gemm", a, b, (out, out_dtype, backend, a, b, c, alpha, beta))

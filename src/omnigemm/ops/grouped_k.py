@@ -9,14 +9,14 @@ from torch import Tensor
 
 from ..core.dtypes import FLOATS, FP8, name_of
 from ..core.errors import DTypeError, ShapeError
-from ..core.problem import Problem, layout_of
+from ..core.problem import Problem, blocks_of, layout_of
 from ._again import ANEW
 from ._library import call, register
 from ._operation import Operands, Operation
 from ._recent import repeated
 from .checks import (
     OutSpec,
-    blocks_of,
+    need_backend,
     need_dim,
     need_distinct,
     need_dtype,
@@ -24,6 +24,7 @@ from .checks import (
     need_one_device,
     need_same_dtype,
     need_shape,
+    need_strided,
     need_tensor,
     result,
     show,
@@ -34,6 +35,7 @@ OP = "grouped_gemm_k_contiguous"
 
 def _check(operands: Operands, out: Tensor | None, out_dtype: torch.dtype | None) -> OutSpec:
     a, b, ends, c, a_scale, b_scale = operands
+    need_strided(OP, a=a, b=b, ends=ends, c=c, a_scale=a_scale, b_scale=b_scale)
     need_dtype(OP, "a", a, (*FLOATS, *FP8))
     if a.dtype in FP8:
         need_dtype(OP, "b", b, FP8)
@@ -132,6 +134,8 @@ def grouped_gemm_k_contiguous(
 
     Group g has the rows ends[g-1]..ends[g]. 16-bit, fp32, or fp8 with scales per 128 rows. C may be `out` itself.
     """
+    if backend is not None:
+        need_backend(OP, backend)
     done: Any = repeated(OP, a, b, (out, out_dtype, backend, a, b, ends, c, a_scale, b_scale))
     if done is ANEW:
         done = call(_ops, _collect(a, b, ends, c, a_scale=a_scale, b_scale=b_scale), out, out_dtype, backend)

@@ -17,13 +17,18 @@ from ._library import call, register
 from ._operation import Operands, Operation
 from ._recent import repeated_list
 from .checks import (
+    MOST,
     OutSpec,
+    is_number,
     need_all_distinct,
+    need_backend,
     need_dim,
     need_dtype,
+    need_number,
     need_one_device,
     need_same_dtype,
     need_shape,
+    need_strided,
     need_tensor,
     result,
 )
@@ -41,6 +46,7 @@ def _check(operands: Operands, out: Sequence[Tensor] | None, out_dtype: torch.dt
     for name, given in (("b", b), ("c", c), ("out", out)):
         if given is not None and len(given) != len(a):
             raise ShapeError(f"{_OP}: {name} has {len(given)} matrices, expected {len(a)}, one for each of a")
+    _need_strided(operands)
     for name, factors in (("alpha", alpha), ("beta", beta)):
         if isinstance(factors, Tensor):
             _check_factors(name, factors, a)
@@ -70,6 +76,15 @@ def _check(operands: Operands, out: Sequence[Tensor] | None, out_dtype: torch.dt
             )
         need_c(_OP, f"c[{i}]", own_c, beta[i], specs[i], a[0].dtype)
     return specs
+
+
+def _need_strided(operands: Operands) -> None:
+    a, b, c, alpha, beta, sizes = operands
+    for name, matrices in (("a", a), ("b", b), ("c", c or ())):
+        for i, one in enumerate(matrices):
+            need_strided(_OP, **{f"{name}[{i}]": one})
+    numbers = ("alpha", alpha), ("beta", beta), ("sizes", sizes)
+    need_strided(_OP, **{name: one for name, one in numbers if isinstance(one, Tensor)})
 
 
 def _check_factors(name: str, factors: Tensor, a: Sequence[Tensor]) -> None:
@@ -110,18 +125,20 @@ def _common(matrices: Sequence[Tensor]) -> str:
 def _numbers(name: str, value: Any, count: int) -> list[float] | Tensor:
     """One number for all groups, or one per group. A tensor on a device stays there: nobody waits for it."""
     if type(value) is float:
-        return [value] * count
+        return [value if -MOST <= value <= MOST else need_number(_OP, name, value)] * count
     if isinstance(value, Tensor):
-        if value.device.type != "cpu":
+        if value.device.type != "cpu" or torch.compiler.is_compiling():  # in a graph it has no numbers yet
             return value
         value = value.item() if value.numel() == 1 else value.tolist()
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return [float(value)] * count
-    if not isinstance(value, Sequence) or not _NUMBERS.issuperset(map(type, value)):
+    if is_number(value):
+        return [need_number(_OP, name, value)] * count
+    if not isinstance(value, Sequence) or not (_NUMBERS.issuperset(map(type, value)) or all(map(is_number, value))):
         raise DTypeError(f"{_OP}: {name} is {value!r}, expected a number or one per group")
     if len(value) != count:
         raise ShapeError(f"{_OP}: {name} has {len(value)} numbers, expected one or {count}, one per group")
-    return [*map(float, value)]
+    if value and min(value) >= -MOST and max(value) <= MOST:  # not so with a NaN in front, and else it hides nothing
+        return [*map(float, value)]
+    return [need_number(_OP, f"{name}[{i}]", one) for i, one in enumerate(value)]
 
 
 def _collect(a: Any, b: Any, c: Any = None, *, alpha: Any = 1.0, beta: Any = 0.0, sizes: Any = None) -> Operands:
@@ -213,7 +230,14 @@ def grouped_gemm(
     if out is not None and not isinstance(out, (list, tuple)):
         raise DTypeError(f"{_OP}: out is a {type(out).__name__}, expected a list of matrices")
     target = None if out is None else list(out)
-    done: Any = repeated_list(_OP, (target, out_dtype, backend, *arguments))
+    if backend is not None:
+        need_backend(_OP, backend)
+    done: Any = ANEW
+    try:
+        done = repeated_list(_OP, (target, out_dtype, backend, *arguments))
+    except RuntimeError:
+        _need_strided(_gather(*arguments))  # others have no sizes to be found by
+        raise
     if done is ANEW:
         done = call(_ops, arguments, target, out_dtype, backend)
     returned: list[Tensor] = done

@@ -21,12 +21,14 @@ from ._recent import repeated
 from .checks import (
     OutSpec,
     as_scale,
+    need_backend,
     need_dim,
     need_distinct,
     need_dtype,
     need_one_device,
     need_same_dtype,
     need_shape,
+    need_strided,
     need_tensor,
     result,
     scale_kinds,
@@ -43,6 +45,7 @@ def _check(op: str, operands: Operands, out: Tensor | None, out_dtype: torch.dty
     a, b, index, a_scale, b_scale = operands[:5]
     masked, index_name = op == _MASKED, _INDEX[op]
     weight = b.qweight if isinstance(b, Int4Parts) else b
+    need_strided(op, a=a, b=weight, **{index_name: index}, a_scale=a_scale, b_scale=b_scale)
     need_dtype(op, "a", a, HALVES if isinstance(b, Int4Parts) else (*FLOATS, *FP8, torch.int8))
     need_dim(op, "a", a, (3,) if masked else (2,), "(G, Mmax, K)" if masked else "(T, K)")
     if isinstance(b, Int4Parts):
@@ -175,10 +178,10 @@ def _call(
     dense, int4 = ops
     a, b, index, a_scale, b_scale, *hint = operands
     if isinstance(b, Int4Parts):
-        if a_scale is not None or b_scale is not None:
-            raise ShapeError(
-                f"{dense.operation.name}: a_scale and b_scale are given, expected None because b has its own scales"
-            )
+        for name, scale in (("a_scale", a_scale), ("b_scale", b_scale)):
+            if scale is not None:
+                has = f"{name} has shape {show(scale)}"
+                raise ShapeError(f"{dense.operation.name}: {has}, expected None because b has its own scales")
         packed: Tensor = call(int4, (a, *b, index, *hint), out, out_dtype, backend)
         return packed
     returned: Tensor = call(dense, operands, out, out_dtype, backend)
@@ -201,6 +204,8 @@ def grouped_gemm_contiguous(
     16-bit, fp32, fp8 or int8; scales as in the dense operation, per row of A and per group of B. Rows at or past
     ends[-1] are not written.
     """
+    if backend is not None:
+        need_backend(_CONTIGUOUS, backend)
     done: Tensor = repeated(_CONTIGUOUS, a, b, (out, out_dtype, backend, a, b, ends, a_scale, b_scale))
     if done is ANEW:
         operands = _collect_contiguous(a, b, ends, a_scale=a_scale, b_scale=b_scale)
@@ -224,6 +229,8 @@ def grouped_gemm_masked(
 
     Rows at or past counts[g] are neither read into results nor written. `expected_m` is a hint: rows of a usual group.
     """
+    if backend is not None:
+        need_backend(_MASKED, backend)
     done: Any = ANEW
     if expected_m is None or type(expected_m) is int:  # True and 1.0 equal 1, but are no numbers of rows
         done = repeated(_MASKED, a, b, (out, out_dtype, backend, a, b, counts, a_scale, b_scale, expected_m))

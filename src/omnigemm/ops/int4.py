@@ -18,11 +18,13 @@ from ._operation import Operands, Operation
 from ._recent import repeated
 from .checks import (
     OutSpec,
+    need_backend,
     need_bias,
     need_dim,
     need_distinct,
     need_dtype,
     need_one_device,
+    need_strided,
     need_tensor,
     result,
     show,
@@ -52,6 +54,7 @@ def need_weight(op: str, name: str, weight: object, experts: bool) -> None:
 
 def _check(operands: Operands, out: Tensor | None, out_dtype: torch.dtype | None) -> OutSpec:
     a, w, bias = operands
+    need_strided(_OP, a=a, bias=bias)
     need_dtype(_OP, "a", a, HALVES)
     need_dim(_OP, "a", a, (2,), "(M, K)")
     if a.size(1) != w.k:
@@ -108,6 +111,8 @@ def int4_gemm(
     backend: str | None = None,
 ) -> Tensor:
     """A W^T + bias for fp16 or bf16 A [M, K] and an Int4Weight of [N, K], in A's dtype unless `out` has another."""
+    if backend is not None:
+        need_backend(_OP, backend)
     done: Any = ANEW
     if isinstance(w, Int4Weight):
         parts = parts_of(w)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..core.dtypes import name_of
-from ..core.errors import ShapeError
+from ..core.errors import DTypeError, ShapeError
 from ..core.problem import Problem, layout_of
 from ._again import ANEW
 from ._library import call, register
@@ -17,10 +17,12 @@ from ._recent import repeated
 from .checks import (
     OutSpec,
     as_scale,
+    need_backend,
     need_bias,
     need_distinct,
     need_dtype,
     need_one_device,
+    need_strided,
     need_tensor,
     result,
     scale_kinds,
@@ -33,6 +35,7 @@ _OP = "int8_gemm"
 
 def _check(operands: Operands, out: Tensor | None, out_dtype: torch.dtype | None) -> OutSpec:
     a, b, a_scale, b_scale, a_zero, bias = operands
+    need_strided(_OP, a=a, b=b, a_scale=a_scale, b_scale=b_scale, a_zero=a_zero, bias=bias)
     need_dtype(_OP, "a", a, (torch.int8,))
     need_dtype(_OP, "b", b, (torch.int8,))
     shape = product_shape(_OP, a, b, "(N, K)")
@@ -81,13 +84,30 @@ def _describe(operands: Operands, spec: OutSpec) -> Problem:
     )
 
 
+def _zero(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise DTypeError(f"{_OP}: a_zero is a {type(value).__name__}, expected a tensor or a whole number")
+    if not -(2**31) <= value < 2**31:
+        what = f"is {value}" if abs(value) < 2**64 else f"has {value.bit_length()} bits"
+        raise DTypeError(f"{_OP}: a_zero {what}, expected a whole number that fits int32")
+    return value
+
+
+def _flat(values: Tensor, rows: int) -> Tensor:
+    """[rows, 1] as [rows]: in a batch, two dimensions would be values of each product."""
+    return values.squeeze(1) if tuple(values.shape) == (rows, 1) else values
+
+
 def _collect(a: Any, b: Any, a_scale: Any, b_scale: Any, *, a_zero: Any = None, bias: Any = None) -> Operands:
     need_tensor(_OP, a=a, b=b)
     a_scale, b_scale = as_scale(_OP, "a_scale", a_scale, a), as_scale(_OP, "b_scale", b_scale, a)
-    if isinstance(a_zero, int) and not isinstance(a_zero, bool):
-        a_zero = torch.full((), a_zero, dtype=torch.int32, device=a.device)
-    given = {"a_zero": a_zero, "bias": bias}
-    need_tensor(_OP, **{name: value for name, value in given.items() if value is not None})
+    if bias is not None:
+        need_tensor(_OP, bias=bias)
+    if a_zero is not None and not isinstance(a_zero, Tensor):
+        a_zero = torch.full((), _zero(a_zero), dtype=torch.int32, device=a.device)
+    if 3 in (a.dim(), b.dim()) and min(a.dim(), b.dim()) >= 2:
+        a_scale, b_scale = _flat(a_scale, a.size(-2)), _flat(b_scale, b.size(-2))
+        a_zero = None if a_zero is None else _flat(a_zero, a.size(-2))
     return a, b, a_scale, b_scale, a_zero, bias
 
 
@@ -123,6 +143,8 @@ def int8_gemm(
     A is int8 [M, K] or [B, M, K], B is int8 [N, K] or [B, N, K]; scales are fp32, one value or [M] / [N]; a_zero is
     int32, one value or [M]. The output is bf16 unless `out` or `out_dtype` says fp16 or fp32.
     """
+    if backend is not None:
+        need_backend(_OP, backend)
     done: Tensor = repeated(_OP, a, b, (out, out_dtype, backend, a, b, a_scale, b_scale, a_zero, bias))
     if done is ANEW:
         operands = _collect(a, b, a_scale, b_scale, a_zero=a_zero, bias=bias)
