@@ -243,7 +243,7 @@ def test_file_words(tmp_path):
         ("fp8_gemm 16 16 64 dtype=fp7", "dtype is 'fp7', expected one of"),
         ("gemm 16 16 64 batch=٣", "batch is '٣', expected a whole number"),
         ("gemm 16 16 64 batch=-1", "batch is -1, expected a whole number >= 0"),
-        ("gemm 16 16 64 groups=2", "groups is 2, but only grouped operations have groups"),
+        ("gemm 16 16 64 groups=2", "groups is 2, expected None: only grouped_gemm"),
         ("grouped_gemm 16 16 64 groups=3000000000", "groups is 3000000000, expected at most 65536"),
         ("fp8_gemm 16 16 64 c=yes", "c is given, but only gemm, grouped_gemm, grouped_gemm_k_contiguous add a C"),
     ],
