@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,7 @@ from omnigemm import (
     grouped_gemm_k_contiguous,
     grouped_gemm_masked,
 )
+from omnigemm.ops.overlap import overlaps_itself
 from op_support import SENTINEL, floats, fp8s, indices, int4_weight, int8s
 
 ERRORS: dict[str, tuple[type[OmniGemmError], type[Exception]]] = {
@@ -501,6 +503,42 @@ def test_out_that_overlaps_itself() -> None:
     out = torch.full((8,), SENTINEL).as_strided((4, 5), (1, 1))
     with pytest.raises(LayoutError, match=r"out has strides \(1, 1\), expected memory of its own"):
         gemm(floats(4, 6), floats(6, 5), out=out)
+
+
+def test_out_that_has_room_for_every_element() -> None:
+    """Also where rows and columns lie between one another, and where there are none."""
+    a, b = floats(3, 6), floats(6, 2)
+    out = torch.full((8,), SENTINEL).as_strided((3, 2), (2, 3))
+    assert torch.allclose(gemm(a, b, out=out), gemm(a, b))
+    for empty in (
+        torch.empty(2)[:0].expand(3, 0),
+        torch.empty(1, 2).expand(3, 2)[:, :0],
+        torch.empty(1, 0).expand(3, 0),
+    ):
+        assert gemm(a, b[:, :0], out=empty).shape == (3, 0)
+    with pytest.raises(LayoutError, match=r"out has strides \(2, 4\), expected memory of its own"):
+        gemm(a, b, out=torch.zeros(16).as_strided((3, 2), (2, 4)))
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (4, 4), (2, 5), (1, 3), (3, 0), (2, 3, 2)])
+def test_overlaps_of_all_strides(shape: tuple[int, ...]) -> None:
+    for strides in itertools.product(range(7), repeat=len(shape)):
+        elements = itertools.product(*map(range, shape))
+        places = [sum(i * stride for i, stride in zip(one, strides, strict=True)) for one in elements]
+        overlaps = len(set(places)) < len(places)
+        found = overlaps_itself(torch.empty(100).as_strided(shape, strides))
+        assert found == overlaps or (found and len(shape) > 2)
+
+
+def test_one_value_in_the_memory_of_out() -> None:
+    """Without dimensions it is no smaller than with some."""
+    room = torch.zeros(8, dtype=torch.float32).view(torch.float16)
+    out, scale = room[1:].as_strided((2, 3), (4, 1)), room[4:6].view(torch.float32)
+    for one in (scale, scale.reshape(())):
+        with pytest.raises(LayoutError, match="shares memory with a_scale"):
+            omnigemm.int8_gemm(int8s(2, 6), int8s(3, 6), one, 1.0, out=out)
+    free = room.as_strided((2, 2), (4, 1), 2)
+    omnigemm.int8_gemm(int8s(2, 6), int8s(2, 6), scale.reshape(()), 1.0, out=free)
 
 
 def test_outs_that_overlap_each_other() -> None:

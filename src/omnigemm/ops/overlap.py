@@ -102,7 +102,8 @@ def overlap(x: Tensor, y: Tensor) -> bool:
 
 def _row_bytes(tensor: Tensor) -> int:
     """From a row's first byte past its last."""
-    return ((tensor.size(-1) - 1) * tensor.stride(-1) + 1) * tensor.element_size() if tensor.dim() else 1
+    steps = (tensor.size(-1) - 1) * tensor.stride(-1) if tensor.dim() else 0
+    return (steps + 1) * tensor.element_size()
 
 
 def _pitch(tensor: Tensor) -> int:
@@ -112,14 +113,23 @@ def _pitch(tensor: Tensor) -> int:
 
 
 def overlaps_itself(tensor: Tensor) -> bool:
-    """Whether two of its elements may share memory: each stride must step over all that the smaller ones span."""
+    """Whether two of its elements share memory; with three dimensions and more, whether they may."""
+    dims = sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
     covered = 0
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1:
-            if stride <= covered:
-                return True
-            covered += stride * (size - 1)
+    for stride, size in dims:
+        if stride <= covered:  # it does not step over all that the smaller ones span
+            return _meet(dims) and tensor.numel() > 0
+        covered += stride * (size - 1)
     return False
+
+
+def _meet(dims: Sequence[tuple[int, int]]) -> bool:
+    """Of two dimensions: the fewest steps of each that lead to one place must be there."""
+    if len(dims) != 2:
+        return True
+    (s, m), (t, n) = dims
+    common = math.gcd(s, t)
+    return common == 0 or (t // common < m and s // common < n)
 
 
 def same_memory(x: Tensor, y: Tensor) -> bool:
