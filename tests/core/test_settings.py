@@ -60,6 +60,7 @@ def test_other_threads_do_not_see_it() -> None:
         ({"weight_cache_mib": -1}, ValueError, ("-1", ">= 0")),
         ({"weight_cache_mib": True}, ValueError, ("True",)),
         ({"constant_weights": 1}, ValueError, ("constant_weights is 1", "True or False")),
+        ({"blas_library": 13}, ValueError, ("blas_library is 13", "vendor:path")),
     ],
 )
 def test_refused(changes: dict[str, object], error: type[Exception], parts: tuple[str, ...]) -> None:
@@ -82,10 +83,11 @@ def test_environment() -> None:
         "OMNIGEMM_DETERMINISTIC": "1",
         "OMNIGEMM_WEIGHT_CACHE_MIB": "7",
         "OMNIGEMM_CONSTANT_WEIGHTS": "1",
+        "OMNIGEMM_BLAS_LIBRARY": "nvidia",
     }
     run = _run(given, code)
-    assert (
-        run.stdout.strip() == "Settings(backend='cpu', deterministic=True, weight_cache_mib=7, constant_weights=True)"
+    assert run.stdout.strip() == (
+        "Settings(backend='cpu', deterministic=True, weight_cache_mib=7, constant_weights=True, blas_library='nvidia')"
     )
 
 

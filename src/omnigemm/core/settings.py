@@ -25,7 +25,7 @@ ENVIRONMENT: dict[str, tuple[str, str]] = {
     ),
     "OMNIGEMM_CACHE_DIR": ("folder for compiled kernels and measured tables", "~/.cache/omnigemm"),
     "OMNIGEMM_BLAS_LIBRARY": (
-        "the cuBLAS-compatible library to use: nvidia or kunlun, with :path if it is elsewhere than usual",
+        "the cuBLAS-compatible library to use: a vendor's name, with :path if it is elsewhere than usual",
         "on NVIDIA GPUs, the cuBLAS that torch uses",
     ),
     "OMNIGEMM_CONSTANT_WEIGHTS": (
@@ -46,6 +46,7 @@ class Settings:
     deterministic: bool = False
     weight_cache_mib: int | None = None
     constant_weights: bool = False
+    blas_library: str | None = None  # vendor or vendor:path
 
     def __post_init__(self) -> None:
         if self.backend is not None:
@@ -57,6 +58,8 @@ class Settings:
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise ValueError(f"settings: {name} is {value!r}, expected True or False")
+        if self.blas_library is not None and not isinstance(self.blas_library, str):
+            raise ValueError(f"settings: blas_library is {self.blas_library!r}, expected None, vendor or vendor:path")
 
 
 def check_backend(where: str, name: str) -> None:
@@ -73,7 +76,11 @@ def _from_environment() -> Settings:
         raise ValueError(f"OMNIGEMM_WEIGHT_CACHE_MIB is {text!r}, expected a whole number of MiB")
     _start_log(os.environ.get("OMNIGEMM_LOG", ""))
     return Settings(
-        backend, _flag("OMNIGEMM_DETERMINISTIC"), int(text) if text else None, _flag("OMNIGEMM_CONSTANT_WEIGHTS")
+        backend,
+        _flag("OMNIGEMM_DETERMINISTIC"),
+        int(text) if text else None,
+        _flag("OMNIGEMM_CONSTANT_WEIGHTS"),
+        os.environ.get("OMNIGEMM_BLAS_LIBRARY") or None,
     )
 
 
