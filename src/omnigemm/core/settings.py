@@ -28,7 +28,7 @@ ENVIRONMENT: dict[str, tuple[str, str]] = {
     ),
     "OMNIGEMM_CACHE_DIR": ("folder for compiled kernels and measured tables", "~/.cache/omnigemm"),
     "OMNIGEMM_BLAS_LIBRARY": (
-        "the cuBLAS-compatible library to use: nvidia or kunlun, with :path if it is elsewhere than usual",
+        "the cuBLAS-compatible library to use: a vendor's name, with :path if it is elsewhere than usual",
         "on NVIDIA GPUs, the cuBLAS that torch uses",
     ),
     "OMNIGEMM_CONSTANT_WEIGHTS": (
@@ -49,6 +49,7 @@ class Settings:
     deterministic: bool = False
     weight_cache_mib: int | None = None
     constant_weights: bool = False
+    blas_library: str | None = None  # vendor or vendor:path
 
     def __post_init__(self) -> None:
         if self.backend is not None:
@@ -60,6 +61,10 @@ class Settings:
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise SettingsError(f"settings: {name} is {value!r}, expected True or False")
+        if self.blas_library is not None and not isinstance(self.blas_library, str):
+            raise SettingsError(
+                f"settings: blas_library is {self.blas_library!r}, expected None, vendor or vendor:path"
+            )
 
 
 def check_backend(where: str, name: object) -> None:
@@ -79,7 +84,11 @@ def _from_environment() -> Settings:
     if level not in ("", "off", "debug"):
         raise SettingsError(f"OMNIGEMM_LOG is {level!r}, expected debug or off")
     found = Settings(
-        backend, _flag("OMNIGEMM_DETERMINISTIC"), int(text) if text else None, _flag("OMNIGEMM_CONSTANT_WEIGHTS")
+        backend,
+        _flag("OMNIGEMM_DETERMINISTIC"),
+        int(text) if text else None,
+        _flag("OMNIGEMM_CONSTANT_WEIGHTS"),
+        os.environ.get("OMNIGEMM_BLAS_LIBRARY") or None,
     )
     if level == "debug":  # only now, when nothing is wrong: what fails is read again at the next call
         _start_log()
