@@ -206,6 +206,7 @@ def test_numbers_share_a_plan_unless_they_choose(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(calls, "get", refuse)
     omnigemm.gemm(a, b, c, alpha=0.5, beta=1.0)  # the very call again is not even looked up
+    omnigemm.gemm(a, b, c, alpha=0.5, beta=1)
 
 
 @pytest.mark.usefixtures("_registered")
