@@ -43,6 +43,9 @@ SHAPES = (
     (257, 127, 128),
 )
 LAYOUTS = ("plain", "rows", "columns", "transposed", "steps")
+# Operands may also lie so that their elements share memory, as expanded ones do: the strides of rows and columns.
+SHARING = {"one row": (0, 1), "one column": (1, 0), "one value": (0, 0), "sliding": (1, 1)}
+READ_LAYOUTS = (*LAYOUTS, *SHARING)
 
 
 class Watch(TorchDispatchMode):
@@ -149,7 +152,14 @@ def _window(shape: Sequence[int], layout: str, make: Callable[[Sequence[int]], T
 
 
 def laid_out(x: Tensor, layout: str) -> Tensor:
-    """The same values with other strides, inside a buffer of NaN (or the largest integer)."""
+    """The same values with other strides, inside a buffer of NaN (or the largest integer).
+
+    Where elements share memory, they are not the same any more: compare with what is returned.
+    """
+    if layout in SHARING:
+        *lead, m, n = x.shape
+        line = x.reshape(*lead, m * n)[..., : max(0, m + n - 1)].contiguous()
+        return line.as_strided(x.shape, (*line.stride()[:-1], *SHARING[layout]))
     filler = NAN if x.is_floating_point() else 127
     view = _window(x.shape, layout, lambda shape: torch.full(tuple(shape), filler).to(x.dtype))[1]
     view.copy_(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+
+# What makes a tensor by torch's defaults, which are the user's, unless it is told a dtype and a device.
+MAKERS = {"arange", "empty", "eye", "full", "ones", "rand", "randint", "randn", "randperm", "tensor", "zeros"}
+# Those here name a device only: they count, draw numbers to measure with, or have no memory.
+NEED_LESS = ("backends/cuda/", "ops/_results.py")
 
 
 @pytest.mark.parametrize(
@@ -32,3 +38,16 @@ def test_kernels_are_formatted() -> None:
 def test_files_hold_one_idea() -> None:
     long = {str(path): lines for path in (ROOT / "src").rglob("*.py") if (lines := path.read_text().count("\n")) > 600}
     assert not long
+
+
+def test_new_tensors_say_their_dtype_and_device() -> None:
+    package, found = ROOT / "src" / "omnigemm", []
+    for path in sorted(package.rglob("*.py")):
+        name = path.relative_to(package).as_posix()
+        wanted = {"device"} if name.startswith(NEED_LESS) else {"dtype", "device"}
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in MAKERS:
+                of_torch = isinstance(node.func.value, ast.Name) and node.func.value.id == "torch"
+                if of_torch and not wanted <= {one.arg for one in node.keywords}:
+                    found.append(f"{name}:{node.lineno}: {ast.unparse(node)}")
+    assert not found

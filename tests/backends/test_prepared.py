@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -55,6 +57,31 @@ def test_made_again_after_a_change(shelf: PreparedWeights, how: str) -> None:
     assert shelf.nbytes() == 10
 
 
+def _transposed(weight: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(weight.t()).t().copy_(weight)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        torch.clone,
+        _transposed,
+        lambda weight: weight.view(torch.int8),
+        lambda weight: torch.cat([weight, weight], 1),
+        lambda weight: weight[:, :16],
+    ],
+    ids=["memory", "strides", "dtype", "wider", "narrower"],
+)
+def test_made_again_for_other_memory(shelf: PreparedWeights, other: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Whose samples are the same: the tensor is where it was, and lies as it did, or what is prepared is not of it."""
+    weight, made = torch.full((32, 32), 7, dtype=torch.uint8), list[int]()
+    shelf.get(weight, "form", (), 10, lambda: _counted(made))
+    weight.data = other(weight.data)
+    assert shelf.get(weight, "form", (), 10, lambda: _counted(made)) == 2
+    assert shelf.get(weight, "form", (), 10, lambda: _counted(made)) == 2
+    assert shelf.nbytes() == 10
+
+
 def test_inference_tensors_are_watched_by_their_samples(shelf: PreparedWeights) -> None:
     made: list[int] = []
     with torch.inference_mode():
@@ -81,6 +108,9 @@ def test_bounded(shelf: PreparedWeights) -> None:
     assert kept == [1, 1, None]
     with omnigemm.settings(weight_cache_mib=0):
         assert shelf.get(weights[2], "form", (), 1, lambda: 1) is None
+        assert shelf.get(weights[0], "form", (), 1, lambda: 1) is None, "not even one that is there"
+        assert shelf.get(weights[2], "form", (), 0, lambda: 1) is None, "nor one without a copy"
+    assert shelf.nbytes() == 2 << 20
 
 
 def test_threads_share_one_copy(shelf: PreparedWeights) -> None:
@@ -96,6 +126,27 @@ def test_threads_share_one_copy(shelf: PreparedWeights) -> None:
     for thread in threads:
         thread.join()
     assert made == [1]
+
+
+def test_a_child_that_was_forked_while_a_copy_was_made_goes_on(shelf: PreparedWeights) -> None:
+    weight = torch.randn(4, 4)
+    building, forked = threading.Event(), threading.Event()
+
+    def build() -> int:
+        building.set()
+        forked.wait()
+        return 1
+
+    thread = threading.Thread(target=lambda: shelf.get(weight, "form", (), 1, build))
+    thread.start()
+    building.wait()
+    child = os.fork()
+    if child == 0:
+        threading.Timer(5, os._exit, (1,)).start()  # it would wait for ever
+        os._exit(0 if shelf.nbytes() == 0 else 2)
+    forked.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_experts_are_prepared_once_and_gone_with_the_weight() -> None:

@@ -60,6 +60,9 @@ def test_words(run):
     [
         (("--shape", "2x3"), "expected MxNxK"),
         (("--shape", "2x0x3"), "expected MxNxK"),
+        (("--shape", "٣x16x16"), "expected MxNxK"),
+        (("--shape", f"{'9' * 5000}x16x16"), "expected MxNxK"),
+        (("--op", "grouped_gemm", "--shape", "G3000000000x1x2x3"), "groups is 3000000000, expected at most 65536"),
         (("--op", "int8_gemm", "--dtype", "bf16"), "dtype is bf16"),
         (("--op", "nothing"), "op is 'nothing'"),
         (("--dtype", "int4"), "dtype is int4"),
@@ -69,3 +72,41 @@ def test_wrong_words_are_reported(run, arguments, words):
     result = run("bench", *arguments, *FAST)
     assert (result.code, result.out) == (2, "")
     assert words in result.err
+
+
+@pytest.mark.parametrize("seconds", ["inf", "nan", "-1"])
+def test_seconds_that_are_none(run, seconds):
+    result = run("bench", "--op", "gemm", "--seconds", seconds)
+    assert (result.code, result.out) == (2, "")
+    assert "seconds" in result.err
+
+
+def test_many_seconds(run):
+    """More than the clock counts. The number of rounds is limited too."""
+    assert run("bench", "--op", "gemm", "--shape", "1x2x3", "--cold-mb", "0", "--seconds", "1e300").code == 0
+
+
+def test_shape_that_memory_does_not_hold(run):
+    result = run("bench", "--op", "gemm", "--shape", "100000x1000000x1000000")
+    assert (result.code, result.out) == (2, "")
+    assert "bench: gemm 100000x1000000x1000000 needs 4800 GB and more, but this machine has" in result.err
+
+
+@pytest.mark.parametrize("kind", [MemoryError, RuntimeError])
+def test_memory_that_runs_out(run, monkeypatch, kind):
+    def fail(*_: object, **__: object) -> None:
+        raise kind("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes.")
+
+    monkeypatch.setattr("omnigemm.cli.bench.compare", fail)
+    result = run("bench", "--op", "gemm", "--shape", "1x2x3")
+    assert (result.code, result.out) == (2, "")
+    assert result.err == "omnigemm: error: bench: gemm 1x2x3 does not fit into this machine's memory\n"
+
+
+def test_other_errors_of_torch_are_not_hidden(run, monkeypatch):
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr("omnigemm.cli.bench.compare", fail)
+    with pytest.raises(RuntimeError, match="a defect"):
+        run("bench", "--op", "gemm", "--shape", "1x2x3")

@@ -127,6 +127,23 @@ def test_clear_removes_entries_only(run, folder, tmp_path):
     assert (tmp_path / "outside" / "precious").read_text() == "keep me"
 
 
+def test_clear_leaves_what_failed_elsewhere(run, folder, tmp_path):
+    (folder / "kernels" / ".failed").symlink_to(tmp_path / "outside", target_is_directory=True)
+    assert run("cache", "clear", "--yes").code == 0
+    assert (folder / "kernels" / ".failed").is_symlink()
+    assert (tmp_path / "outside" / "precious").read_text() == "keep me"
+
+
+def test_clear_removes_what_dead_processes_left(run, folder):
+    old, new = folder / "kernels" / ".tmp-1-old", folder / "kernels" / ".tmp-2-new"
+    for path in (old, new):
+        path.mkdir()
+    os.utime(old, (time.time() - 4000,) * 2)
+    assert run("cache", "clear", "--yes").code == 0
+    assert not old.exists()
+    assert new.is_dir()
+
+
 @pytest.mark.parametrize(("answer", "code", "left"), [("n\n", 1, 2), ("", 1, 2), ("y\n", 0, 0)])
 def test_clear_asks(run, folder, monkeypatch, answer, code, left):
     monkeypatch.setattr(sys, "stdin", io.StringIO(answer))

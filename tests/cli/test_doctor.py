@@ -7,7 +7,7 @@ from omnigemm.backends.cpu import isa
 from omnigemm.backends.cuda import CudaBackend
 from omnigemm.backends.cuda.gpu import KNOWN
 from omnigemm.bench.workloads import CASES
-from omnigemm.cli.doctor import _writable, self_check
+from omnigemm.cli.doctor import self_check
 from omnigemm.core.dispatch import Support
 from omnigemm.core.problem import OPS
 from omnigemm.core.settings import BACKEND_NAMES, ENVIRONMENT
@@ -28,7 +28,7 @@ def test_json(run, monkeypatch, tmp_path):
     assert found["backends"][-1]["available"]
     assert found["backends"][0]["available"] or "torch" in found["backends"][0]["reason"]
     assert {one["device"] for one in found["checks"]} <= {"cpu", "cuda"}
-    assert found["cache"] == {"path": str(tmp_path / "cache"), "exists": False, "writable": True}
+    assert found["cache"] == {"path": str(tmp_path / "cache"), "exists": False, "writable": True, "reason": ""}
     assert set(found["environment"]) == set(ENVIRONMENT)
     assert found["environment"]["OMNIGEMM_LOG"]["value"] == "off"
 
@@ -109,8 +109,27 @@ def test_gpu_is_left_alone_without_a_backend(monkeypatch):
     assert set(self_check()) == {"cpu"}
 
 
-def test_writable_looks_at_the_nearest_folder(tmp_path):
-    assert _writable(tmp_path / "not" / "there")
-    (tmp_path / "file").write_text("")
-    assert not _writable(tmp_path / "file")
-    assert not _writable(tmp_path / "file" / "below")
+@pytest.mark.parametrize("as_json", [False, True])
+def test_variable_that_means_nothing_is_reported(run, monkeypatch, as_json):
+    monkeypatch.setattr("omnigemm.cli.doctor.self_check", list)
+    monkeypatch.setenv("OMNIGEMM_CACHE_DIR", "~no-such-user/kernels")
+    result = run("doctor", *["--json"] * as_json)
+    assert result.code == 0
+    reason = "OMNIGEMM_CACHE_DIR is '~no-such-user/kernels', expected a folder: there is no such user"
+    if as_json:
+        assert result.json["cache"] == {"path": None, "exists": False, "writable": False, "reason": reason}
+    else:
+        assert f"none (not writable: {reason})" in result.out
+
+
+def test_folder_that_others_can_write_is_reported(run, monkeypatch, tmp_path):
+    monkeypatch.setattr("omnigemm.cli.doctor.self_check", list)
+    kernels = tmp_path / "cache" / "kernels"
+    kernels.mkdir(parents=True)
+    kernels.chmod(0o770)
+    found = run("doctor", "--json").json["cache"]
+    assert not found["writable"]
+    assert found["reason"] == f"{kernels} can be written by others (mode 0770)"
+    shown = " ".join(run("doctor").out.split())
+    assert "not writable" in shown
+    assert "(mode 0770)" in shown

@@ -34,6 +34,10 @@ def test_json_is_the_explanation(run):
         ("fp8_gemm 4 8 16 --out-dtype fp16", "out_dtype", "fp16"),
         ("fp8_gemm 4 8 16 --weight-dtype e5m2", "b_dtype", "e5m2"),
         ("grouped_gemm_masked 4 8 16 --groups 5", "groups", 5),
+        ("grouped_gemm_masked 4 8 16 --expected-m 3", "expected_m", 3),
+        ("gemm 4 8 16 --c", "c", True),
+        ("gemm 4 8 16", "c", False),
+        ("gemm 4 8 16 --a-layout col", "a_layout", "col"),
     ],
 )
 def test_options_reach_the_problem(run, arguments, field, value):
@@ -51,6 +55,13 @@ def test_table_names_every_candidate_and_reason(run):
         assert one.reason in shown
 
 
+@pytest.mark.parametrize("sizes", ["gemm 4 8 0", "int4_gemm 4 0 128", "int8_gemm 0 8 16"])
+def test_products_of_nothing_are_not_compared(run, sizes):
+    result = run("explain", *sizes.split())
+    assert "possible" in result.out
+    assert "the time of" not in result.out
+
+
 def test_nothing_can_run_it(run):
     result = run("explain", "gemm", "4", "8", "16", "--device", "cuda:7")
     assert result.code == 1
@@ -62,6 +73,13 @@ def test_unknown_backend(run):
     result = run("explain", "gemm", "4", "8", "16", "--backend", "abacus")
     assert result.code == 2
     assert "abacus" in result.err
+
+
+@pytest.mark.parametrize("more", [(), ("--gpu", "h200")])
+def test_more_groups_than_memory_holds(run, more):
+    result = run("explain", "grouped_gemm", "4", "8", "16", "--groups", "3000000000", *more)
+    assert (result.code, result.out) == (2, "")
+    assert "grouped_gemm: groups is 3000000000, expected at most 65536" in result.err
 
 
 @pytest.mark.parametrize("rows", [1, 64, 4096])

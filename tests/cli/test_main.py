@@ -21,6 +21,7 @@ COMMANDS = [
     ["cache"],
     ["cache", "path"],
     ["cache", "list"],
+    ["cache", "verify"],
     ["cache", "clear"],
 ]
 
@@ -58,6 +59,17 @@ def test_wrong_variable_is_one_line(run, monkeypatch):
     assert (result.code, result.out) == (2, "")
     assert "OMNIGEMM_DETERMINISTIC is 'perhaps'" in result.err
     assert "Traceback" not in result.err
+
+
+@pytest.mark.parametrize(
+    "words", [("cache", "path"), ("cache", "clear", "--yes"), ("tune", "gemm", "--shape", "1x2x3")]
+)
+def test_wrong_cache_folder_is_one_line(run, monkeypatch, words):
+    monkeypatch.setenv("OMNIGEMM_CACHE_DIR", "~no-such-user/kernels")
+    result = run(*words, *["--dry-run"] * (words[0] == "tune"))
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("omnigemm: error: OMNIGEMM_CACHE_DIR is '~no-such-user/kernels'")
+    assert result.err.count("\n") == 1
 
 
 def test_defects_are_not_hidden(run, monkeypatch):

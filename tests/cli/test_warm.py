@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
+import time
 from pathlib import Path
 
 import pytest
 
+import omnigemm
+from nvrtc_here import needs_nvrtc
 from omnigemm.backends.cuda import CudaBackend, dense, jit
 from omnigemm.backends.cuda.gpu import KNOWN
 from omnigemm.backends.cuda.jit import cache, compiler, nvrtc, store
@@ -15,7 +19,6 @@ from omnigemm.core.dispatch import Support
 from omnigemm.core.errors import ShapeError
 from omnigemm.core.problem import describe
 
-needs_nvrtc = pytest.mark.skipif(not nvrtc.available(), reason=nvrtc.available().reason)
 TINY = ("warm", "fp8_gemm", "--shape", "3x16x32", "--shape", "300x16x32", "--gpu", "h200")
 
 
@@ -102,6 +105,101 @@ def test_options_reach_the_problem(run, monkeypatch):
     assert seen == [(problem, KNOWN["h100"])]
 
 
+@pytest.mark.usefixtures("no_compiler")
+@pytest.mark.parametrize(
+    ("op", "options", "line", "words"),
+    [
+        (
+            "gemm",
+            "--batch 3 --c --a-layout col",
+            "batch=3 c=yes a_layout=col",
+            {"batch": 3, "beta": 1.0, "a_layout": "col"},
+        ),
+        ("int8_gemm", "--asymmetric", "asymmetric=yes", {"a_zero": True}),
+        (
+            "int4_gemm",
+            "--asymmetric --group-size -1 --act-order",
+            "asymmetric=yes group_size=-1 act_order=yes",
+            {"symmetric": False, "group_size": -1, "act_order": True},
+        ),
+        (
+            "grouped_gemm_masked",
+            "--groups 64 --expected-m 2 --dtype e4m3",
+            "groups=64 expected_m=2 dtype=e4m3",
+            {"groups": 64, "expected_m": 2, "dtype": "e4m3"},
+        ),
+    ],
+)
+def test_every_problem_can_be_named(run, tmp_path, monkeypatch, op, options, line, words):
+    seen = []
+    monkeypatch.setattr(CudaBackend, "supports_on", lambda *_: Support(True, ""))
+    monkeypatch.setattr(CudaBackend, "specs", lambda _, problem, gpu: seen.append(problem) or ())
+    (tmp_path / "f").write_text(f"{op} 3 16 32 {line}\n")
+    assert run("warm", op, "--shape", "3x16x32", *options.split()).code == 0
+    assert run("warm", "--file", "f").code == 0
+    problem = describe(op, m=3, n=16, k=32, **words)
+    assert seen == [problem, problem]
+    assert {one.expected_m for one in seen} == {problem.expected_m}
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_number_of_groups_chooses_the_kernel(run, tmp_path):
+    lines = [f"grouped_gemm_contiguous 512 2048 4096 dtype=e4m3 groups={count}" for count in (8, 64, 256)]
+    (tmp_path / "f").write_text("\n".join(lines))
+    assert len(run("warm", "--file", "f", "--gpu", "h200", "--json").json["kernels"]) == 3
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_what_a_group_expects_is_told_apart(run, tmp_path):
+    lines = [f"grouped_gemm_masked 4096 2048 4096 dtype=e4m3 expected_m={count}" for count in (1, 4096)]
+    (tmp_path / "f").write_text("\n".join(lines))
+    assert len(run("warm", "--file", "f", "--gpu", "h200", "--json").json["kernels"]) == 2
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_constant_weights(run, tmp_path):
+    (tmp_path / "f").write_text("fp8_gemm 1-64 4096 7168\n")
+    problems = [describe("fp8_gemm", m=m, n=4096, k=7168) for m in range(1, 65)]
+    found = {}
+    for constant in (False, True):
+        with omnigemm.settings(constant_weights=constant):
+            expected = {spec.key for one in problems for spec in CudaBackend().specs(one, KNOWN["h200"])}
+        flag = ["--constant-weights"] * constant
+        for words in (["--file", "f"], ["fp8_gemm", "--shape", "1-64x4096x7168"]):
+            kernels = run("warm", *words, "--gpu", "h200", "--json", *flag).json["kernels"]
+            assert {one["key"] for one in kernels} == expected
+        found[constant] = expected
+    assert found[False] != found[True]
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_file_with_a_byte_order_mark(run, tmp_path):
+    (tmp_path / "f").write_text("fp8_gemm 3 16 32\n", encoding="utf-8-sig")
+    assert run("warm", "--file", "f", "--gpu", "h200").code == 0
+
+
+@pytest.mark.usefixtures("no_compiler")
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_ctrl_c_does_not_wait_for_all(run, tmp_path, monkeypatch, jobs):
+    compiled = []
+    make = cache.compile_cubin
+
+    def slow(spec: jit.KernelSpec) -> compiler.Compiled:
+        compiled.append(spec)
+        if len(compiled) == 3:
+            _thread.interrupt_main()
+        time.sleep(0.1)
+        return make(spec)
+
+    monkeypatch.setattr(cache, "compile_cubin", slow)
+    shapes = [word for n in range(16, 336, 16) for word in ("--shape", f"3x{n}x32")]
+    result = run("warm", "fp8_gemm", *shapes, "--gpu", "h200", "--jobs", str(jobs), "--json")
+    assert (result.code, result.out) == (130, "")
+    assert len(compiled) < 10
+    assert result.err == f"omnigemm: stopped; {len(compiled)} of 20 kernels are ready in {tmp_path / 'cache'}\n"
+    assert len(list(store.root().glob("omnigemm*"))) == len(compiled)
+
+
 def test_usual_gpu(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert target.usual_gpu() is KNOWN["h200"]
@@ -143,6 +241,11 @@ def test_file_words(tmp_path):
         ("fp8_gemm 16 16 64 dtype=e4m3 dtype=e5m2", "'dtype=e5m2' comes after dtype=e4m3, expected dtype once"),
         ("fp8_gemm 16 16 64 granularity=2x2", "granularity is '2x2', expected one of"),
         ("fp8_gemm 16 16 64 dtype=fp7", "dtype is 'fp7', expected one of"),
+        ("gemm 16 16 64 batch=٣", "batch is '٣', expected a whole number"),
+        ("gemm 16 16 64 batch=-1", "batch is -1, expected a whole number >= 0"),
+        ("gemm 16 16 64 groups=2", "groups is 2, expected None: only grouped_gemm"),
+        ("grouped_gemm 16 16 64 groups=3000000000", "groups is 3000000000, expected at most 65536"),
+        ("fp8_gemm 16 16 64 c=yes", "c is given, but only gemm, grouped_gemm, grouped_gemm_k_contiguous add a C"),
     ],
 )
 def test_bad_line(run, tmp_path, line, told):

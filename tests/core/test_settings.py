@@ -153,6 +153,7 @@ def test_compiled_code_has_what_is_around_it() -> None:
         ({"weight_cache_mib": -1}, omnigemm.SettingsError, ("-1", ">= 0")),
         ({"weight_cache_mib": True}, omnigemm.SettingsError, ("True",)),
         ({"constant_weights": 1}, omnigemm.SettingsError, ("constant_weights is 1", "True or False")),
+        ({"blas_library": 13}, omnigemm.SettingsError, ("blas_library is 13", "vendor:path")),
     ],
 )
 def test_refused(changes: dict[str, object], error: type[Exception], parts: tuple[str, ...]) -> None:
@@ -175,10 +176,11 @@ def test_environment() -> None:
         "OMNIGEMM_DETERMINISTIC": "1",
         "OMNIGEMM_WEIGHT_CACHE_MIB": "7",
         "OMNIGEMM_CONSTANT_WEIGHTS": "1",
+        "OMNIGEMM_BLAS_LIBRARY": "nvidia",
     }
     run = _run(given, code)
-    assert (
-        run.stdout.strip() == "Settings(backend='cpu', deterministic=True, weight_cache_mib=7, constant_weights=True)"
+    assert run.stdout.strip() == (
+        "Settings(backend='cpu', deterministic=True, weight_cache_mib=7, constant_weights=True, blas_library='nvidia')"
     )
 
 

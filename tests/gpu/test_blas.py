@@ -23,6 +23,13 @@ from .blas_cases import FLOATS, LAYOUTS, NAN, close, exact, laid_out, poisoned, 
 
 
 @pytest.fixture(autouse=True)
+def _by_blas() -> Iterator[None]:
+    """Dispatch would take our own kernels for many of these products. Threads do not see this, and must name it."""
+    with omnigemm.settings(backend="blas"):
+        yield
+
+
+@pytest.fixture(autouse=True)
 def _switches() -> Iterator[None]:
     yield
     matmul = torch.backends.cuda.matmul
@@ -34,6 +41,11 @@ def blas() -> BlasBackend:
     found = next(one for one in backends() if one.name == "blas")
     assert isinstance(found, BlasBackend)
     return found
+
+
+def test_what_names_no_backend_is_blas_here() -> None:
+    for problem in ({}, {"dtype": "fp32"}, {"batch": 3}, {"b_layout": "col"}):
+        assert omnigemm.plan("gemm", m=40, n=56, k=96, device="cuda", **problem).backend == "blas"
 
 
 def test_the_library_is_torchs_own() -> None:

@@ -19,6 +19,7 @@ from op_support import (
     LAYOUTS,
     NAN,
     ONE_ROUNDING,
+    READ_LAYOUTS,
     SHAPES,
     assert_accumulated,
     floats,
@@ -108,13 +109,26 @@ def test_small_weights_in_one_block() -> None:
 
 
 @pytest.mark.parametrize("kinds", GRANULARITIES, ids="-".join)
+@pytest.mark.parametrize("layout", READ_LAYOUTS)
+def test_any_strides(layout: str, kinds: tuple[str, str]) -> None:
+    for m, n, k in ((6, 133, 150), (1, 133, 150), (6, 1, 150), (6, 133, 1)):
+        a_scale, b_scale = fp8_scales(kinds[0], m, k), fp8_scales(kinds[1], n, k)
+        if a_scale.dim() == 2:
+            a_scale, b_scale = laid_out(a_scale, layout), laid_out(b_scale, layout)
+        for other in ("plain", layout):
+            a, b = laid_out(fp8s(m, k), layout), laid_out(fp8s(n, k), other)
+            check(omnigemm.fp8_gemm(a, b, a_scale, b_scale), a, b, a_scale, b_scale)
+            check(omnigemm.fp8_gemm(b, a, 0.5, 0.25), b, a, 0.5, 0.25)
+
+
+@pytest.mark.parametrize("kinds", GRANULARITIES, ids="-".join)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_strides_and_out(layout: str, kinds: tuple[str, str]) -> None:
     m, n, k = 6, 133, 150
     a, b = fp8s(m, k), fp8s(n, k)
     a_scale, b_scale = fp8_scales(kinds[0], m, k), fp8_scales(kinds[1], n, k)
     out, untouched = guarded((m, n), torch.bfloat16, layout)
-    assert omnigemm.fp8_gemm(laid_out(a, layout), laid_out(b, layout), a_scale, b_scale, out=out) is out
+    assert omnigemm.fp8_gemm(a, b, a_scale, b_scale, out=out) is out
     check(out, a, b, a_scale, b_scale)
     untouched()
     if a_scale.dim() == 2:  # column-major scales, as some quantisers write them
@@ -172,6 +186,17 @@ def test_representable_inputs_are_exact(dtype: torch.dtype, kinds: tuple[str, st
     assert torch.equal(omnigemm.fp8_gemm(a, b, a_scale, b_scale, out_dtype=torch.float32).double(), exact)
     for half in (torch.bfloat16, torch.float16):
         assert roundings(omnigemm.fp8_gemm(a, b, a_scale, b_scale, out_dtype=half), exact) <= ONE_ROUNDING
+
+
+@pytest.mark.parametrize("kinds", GRANULARITIES, ids="-".join)
+def test_scales_as_large_and_small_as_the_docs_say(kinds: tuple[str, str]) -> None:
+    m, n, k = 5, 131, 200
+    for a_size, b_size in ((7e35, 1e-36), (1e-36, 7e35), (2e-38, 1e35), (1e35, 2e-38)):
+        a, b = fp8s(m, k), fp8s(n, k)
+        a[0, 0], b[0, 0] = 448.0, 448.0
+        a_scale = torch.full_like(fp8_scales(kinds[0], m, k), a_size)
+        b_scale = torch.full_like(fp8_scales(kinds[1], n, k), b_size)
+        check(omnigemm.fp8_gemm(a, b, a_scale, b_scale, out_dtype=torch.float32), a, b, a_scale, b_scale)
 
 
 @pytest.mark.parametrize("out_dtype", FLOATS)
@@ -232,6 +257,16 @@ def test_the_setting_decides_about_copies() -> None:
     with omnigemm.settings(weight_cache_mib=1):
         omnigemm.fp8_gemm(a, b, 1.0, 0.5)
         assert store.nbytes() == 4 * b.numel()
+
+
+def test_no_copies_means_that_every_write_is_seen() -> None:
+    """Even one past the version counter and between the samples, after a copy was made."""
+    a, b = fp8s(4, 200), fp8s(150, 200)
+    with omnigemm.settings(weight_cache_mib=1):
+        omnigemm.fp8_gemm(a, b, 1.0, 0.5)
+    b.data[1, 1] = 100.0
+    with omnigemm.settings(weight_cache_mib=0):
+        check(omnigemm.fp8_gemm(a, b, 1.0, 0.5), a, b, 1.0, 0.5)
 
 
 def test_one_storage_two_views() -> None:

@@ -10,7 +10,19 @@ import omnigemm
 import reference
 from omnigemm.backends.cpu.dense import KERNELS
 from omnigemm.backends.cpu.kernel import CpuKernel
-from op_support import FLOATS, LAYOUTS, NAN, SHAPES, assert_accumulated, assert_no_worse, floats, guarded, laid_out
+from op_support import (
+    FLOATS,
+    LAYOUTS,
+    NAN,
+    READ_LAYOUTS,
+    SHAPES,
+    assert_accumulated,
+    assert_no_worse,
+    floats,
+    guarded,
+    laid_out,
+    scales,
+)
 
 BATCHES = (
     ((4, 5, 7), (4, 7, 3)),
@@ -66,20 +78,25 @@ def test_out_is_all_that_is_written(layout: str, dtype: torch.dtype, out_dtype: 
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("a_layout", LAYOUTS)
-@pytest.mark.parametrize("b_layout", LAYOUTS)
+@pytest.mark.parametrize("a_layout", READ_LAYOUTS)
+@pytest.mark.parametrize("b_layout", READ_LAYOUTS)
 def test_any_strides(a_layout: str, b_layout: str, dtype: torch.dtype) -> None:
     for m, n, k in ((9, 17, 33), (1, 17, 33), (9, 1, 33), (9, 17, 1)):
-        a, b = floats(m, k, dtype=dtype), floats(k, n, dtype=dtype)
-        check(omnigemm.gemm(laid_out(a, a_layout), laid_out(b, b_layout)), a, b)
+        a, b = laid_out(floats(m, k, dtype=dtype), a_layout), laid_out(floats(k, n, dtype=dtype), b_layout)
+        c = laid_out(floats(m, n, dtype=dtype), a_layout)
+        for out_dtype in (dtype, torch.float32):
+            check(omnigemm.gemm(a, b, out_dtype=out_dtype), a, b)
+            check(omnigemm.gemm(a, b, c, alpha=0.5, beta=2.0, out_dtype=out_dtype), a, b, c, 0.5, 2.0)
 
 
+@pytest.mark.parametrize("out_dtype", FLOATS)
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_expanded_inputs(dtype: torch.dtype) -> None:
-    row, column = floats(1, 9, dtype=dtype), floats(9, 1, dtype=dtype)
-    a, b = row.expand(5, 9), column.expand(9, 4)
-    for out_dtype in FLOATS:
-        check(omnigemm.gemm(a, b, out_dtype=out_dtype), a, b)
+def test_strides_of_results_with_one_row_or_column(dtype: torch.dtype, out_dtype: torch.dtype) -> None:
+    for m, n, strides in ((1, 5, (1, 1)), (1, 5, (0, 1)), (5, 1, (1, 1)), (5, 1, (1, 0)), (1, 1, (0, 0))):
+        a, b, c = floats(m, 9, dtype=dtype), floats(9, n, dtype=dtype), floats(m, n, dtype=dtype)
+        out = torch.full((m * n,), NAN, dtype=out_dtype).as_strided((m, n), strides)
+        check(omnigemm.gemm(a, b, out=out), a, b)
+        check(omnigemm.gemm(a, b, c, alpha=0.5, beta=2.0, out=out.fill_(NAN)), a, b, c, 0.5, 2.0)
 
 
 @pytest.mark.parametrize("out_dtype", FLOATS)
@@ -100,10 +117,11 @@ def test_batches(shapes: tuple[tuple[int, ...], tuple[int, ...]], dtype: torch.d
         untouched()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", READ_LAYOUTS)
 def test_batches_with_strides(layout: str) -> None:
-    a, b = floats(3, 5, 7), floats(3, 7, 4)
-    check(omnigemm.gemm(laid_out(a, layout), laid_out(b, layout)), a, b)
+    a, b = laid_out(floats(3, 5, 7), layout), laid_out(floats(3, 7, 4), layout)
+    check(omnigemm.gemm(a, b), a, b)
+    check(omnigemm.gemm(a, b[0]), a, b[0])
     # The batch in the middle, as heads of attention come.
     heads_a, heads_b = floats(5, 3, 7).transpose(0, 1), floats(7, 3, 4).transpose(0, 1)
     check(omnigemm.gemm(heads_a, heads_b), heads_a, heads_b)
@@ -143,6 +161,21 @@ def test_alpha_beyond_the_range_of_fp16(dtype: torch.dtype, scale: float) -> Non
     check(omnigemm.gemm(a, b, alpha=scale), a, b, None, scale)
     if scale > 1:
         check(omnigemm.gemm(a, b, c, alpha=scale, beta=scale / 1e3), a, b, c, scale, scale / 1e3)
+
+
+@pytest.mark.parametrize("beta", [1e5, 0.1, 1e-7, -1.2345678])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_without_k_beta_is_not_rounded(dtype: torch.dtype, beta: float) -> None:
+    for a_lead, b_lead in (((), ()), ((3,), (3,)), ((3,), ())):
+        a, b = floats(*a_lead, 4, 0, dtype=dtype), floats(*b_lead, 0, 6, dtype=dtype)
+        for shape in ((*a_lead, 4, 6), (6,), ()):
+            c = (0.01 * scales(*shape)).to(dtype)
+            check(omnigemm.gemm(a, b, c, beta=beta), a, b, c, 1.0, beta)
+        c = (0.01 * scales(*a_lead, 4, 6)).to(dtype)
+        before = c.clone()
+        check(omnigemm.gemm(a, b, c, alpha=2.0, beta=beta, out=c), a, b, before, 2.0, beta)
+        c.fill_(NAN)
+        assert bool((omnigemm.gemm(a, b, c) == 0).all())  # not read
 
 
 @pytest.mark.parametrize("poison", [NAN, float("inf")])

@@ -24,6 +24,7 @@ from op_support import (
     LAYOUTS,
     NAN,
     ONE_ROUNDING,
+    READ_LAYOUTS,
     SENTINEL,
     assert_accumulated,
     dequantized,
@@ -46,8 +47,9 @@ GROUPS = ((5, 7, 9), (1, 1, 1), (0, 4, 3), (17, 2, 33), (3, 0, 2), (2, 5, 0), (3
 
 def group_lists(dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """A, B and C of every group, each with its own strides."""
-    a = [laid_out(floats(m, k, dtype=dtype), LAYOUTS[i % 5]) for i, (m, _, k) in enumerate(GROUPS)]
-    b = [laid_out(floats(k, n, dtype=dtype), LAYOUTS[(i + 2) % 5]) for i, (_, n, k) in enumerate(GROUPS)]
+    read = [READ_LAYOUTS[i % len(READ_LAYOUTS)] for i in range(2 * len(GROUPS))]
+    a = [laid_out(floats(m, k, dtype=dtype), read[i]) for i, (m, _, k) in enumerate(GROUPS)]
+    b = [laid_out(floats(k, n, dtype=dtype), read[i + 4]) for i, (_, n, k) in enumerate(GROUPS)]
     c = [laid_out(floats(m, n, dtype=dtype), LAYOUTS[(i + 3) % 5]) for i, (m, n, _) in enumerate(GROUPS)]
     return a, b, c
 
@@ -260,6 +262,28 @@ def test_contiguous(kind: str, ends: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layout", READ_LAYOUTS)
+def test_any_strides(kind: str, layout: str) -> None:
+    """Of A, and of B where it is a tensor."""
+    ends, counts = indices((4, 5, 12)), indices((9, 0, 1))
+    for masked, k in ((False, 70), (True, 70), (False, 1), (True, 2)):
+        case = make(kind, (3, 9) if masked else (12,), 3, 19, k)
+        product, check = (
+            (omnigemm.grouped_gemm_masked, check_masked)
+            if masked
+            else (omnigemm.grouped_gemm_contiguous, check_contiguous)
+        )
+        index = counts if masked else ends
+        plain, case.a = case.a, laid_out(case.a, layout)
+        check(case, product(case.a, case.b, index, **case.scales), index)
+        if isinstance(case.b, Tensor):
+            case.b = laid_out(case.b, layout)
+            check(case, product(case.a, case.b, index, **case.scales), index)
+            case.a = plain
+            check(case, product(case.a, case.b, index, **case.scales), index)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_contiguous_writes_only_the_rows_of_its_groups(kind: str, layout: str) -> None:
     case, index = make(kind, (29,), 4, 19, 70), indices((4, 4, 15, 21))
@@ -329,13 +353,34 @@ def test_one_group_and_no_rows(kind: str) -> None:
     assert omnigemm.grouped_gemm_masked(case.a, case.b, indices([0, 0]), **case.scales).shape == (2, 0, 6)
 
 
-@pytest.mark.parametrize("kind", ["fp32", "bf16", "int8 row row", "fp8 1x128 128x128", "fp8 row row"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_strided_weights(kind: str, layout: str) -> None:
-    case, ends = make(kind, (12,), 3, 19, 70), indices((4, 5, 12))
-    assert isinstance(case.b, Tensor)
-    strided = laid_out(case.b, layout)
-    check_contiguous(case, omnigemm.grouped_gemm_contiguous(case.a, strided, ends, **case.scales), ends)
+@pytest.mark.parametrize("kinds", [*FP8_KINDS, "quantised"], ids=str)
+@pytest.mark.parametrize("size", [(1, 64), (256, 64), (256, 128), (256, 200)])
+def test_one_row(size: tuple[int, int], kinds: tuple[str, str] | str) -> None:
+    """Which then has one scale, though it is a scale per row or per block."""
+    n, k = size
+    for lead in ((1,), (1, 1), (2, 1)):
+        groups, counts = lead[0], indices([1] * lead[0])
+        case = make("fp8 " + " ".join(kinds if isinstance(kinds, tuple) else ("1x128", "128x128")), lead, groups, n, k)
+        assert isinstance(case.b, Tensor)
+        if kinds == "quantised":
+            case.a, case.a_scale = omnigemm.quantize_fp8(floats(*lead, k), granularity="1x128")
+            case.b, case.b_scale = omnigemm.quantize_fp8(floats(groups, n, k), granularity="128x128")
+        if len(lead) == 1:
+            check_contiguous(case, omnigemm.grouped_gemm_contiguous(case.a, case.b, counts, **case.scales), counts)
+        else:
+            check_masked(case, omnigemm.grouped_gemm_masked(case.a, case.b, counts, **case.scales), counts)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (1, 1, 1)], ids=str)
+@pytest.mark.parametrize("family", ["fp8", "int8"])
+def test_one_scale_has_many_shapes(family: str, shape: tuple[int, ...]) -> None:
+    case, counts = make(f"{family} tensor tensor", (2, 3), 2, 5, 40), indices([3, 2])
+    assert case.a_scale is not None
+    assert case.b_scale is not None
+    scaled = {"a_scale": case.a_scale.view(shape), "b_scale": case.b_scale.view(shape)}
+    check_masked(case, omnigemm.grouped_gemm_masked(case.a, case.b, counts, **scaled), counts)
+    case.a, ends = case.a.flatten(0, 1), indices([2, 6])
+    check_contiguous(case, omnigemm.grouped_gemm_contiguous(case.a, case.b, ends, **scaled), ends)
 
 
 def test_scales_as_numbers_and_columns() -> None:
@@ -347,6 +392,28 @@ def test_scales_as_numbers_and_columns() -> None:
     case.a_scale, case.b_scale = torch.tensor(0.5), torch.tensor(0.25)
     result = omnigemm.grouped_gemm_contiguous(case.a, case.b, ends, a_scale=0.5, b_scale=0.25)
     check_contiguous(case, result, ends)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_swapped_memory_is_seen(kind: str) -> None:
+    """Also if it differs only between the samples, and if what is in the new memory changes later on."""
+    case, ends = make(kind, (12,), 3, 33, 140), indices((4, 5, 12))
+    weight = case.b.qweight if isinstance(case.b, Int4Weight) else case.b
+    other = weight.clone()
+    other[:, 1] = weight[:, 2]
+    for data in (weight.data, other, weight.clone()):
+        weight.data = data
+        check_contiguous(case, omnigemm.grouped_gemm_contiguous(case.a, case.b, ends, **case.scales), ends)
+    if case.a_scale is None and isinstance(case.b, Tensor):  # nothing is prepared of these but views
+        weight.data[:, 1] = weight[:, 3]
+        check_contiguous(case, omnigemm.grouped_gemm_contiguous(case.a, case.b, ends), ends)
+
+
+def test_swapped_memory_may_have_another_shape() -> None:
+    weight, ends = torch.zeros(2, 64, 128), indices((2, 4))
+    for k in (128, 136, 64):
+        weight.data = torch.zeros(2, 64, k)
+        assert torch.equal(omnigemm.grouped_gemm_contiguous(floats(4, k), weight, ends), torch.zeros(4, 64))
 
 
 @pytest.mark.parametrize("room", [0, 64])

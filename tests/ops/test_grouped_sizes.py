@@ -15,7 +15,7 @@ from omnigemm.backends.blas.vendors import VENDORS
 from omnigemm.backends.cuda import CudaBackend
 from omnigemm.backends.cuda.gpu import KNOWN
 from omnigemm.core.problem import describe
-from op_support import FLOATS, LAYOUTS, NAN, SENTINEL, assert_accumulated, floats, indices, laid_out
+from op_support import FLOATS, LAYOUTS, NAN, SENTINEL, assert_accumulated, floats, indices, laid_out, scales
 
 Sizes = list[tuple[int, int, int]]
 ROOM: Sizes = [(5, 7, 9), (1, 1, 1), (0, 4, 3), (17, 2, 33), (3, 0, 2), (2, 5, 0), (33, 16, 64), (8, 129, 8), (9, 9, 9)]
@@ -82,6 +82,23 @@ def test_no_k_is_beta_c_or_zero() -> None:
     assert all(bool((one == 0).all()) for one in made.out)
     omnigemm.grouped_gemm(made.a, made.b, made.c, beta=2.0, sizes=made.sizes, out=made.out)
     assert all(torch.equal(one, 2 * c) for one, c in zip(made.out, made.c, strict=True))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_no_k_does_not_round_beta(dtype: torch.dtype) -> None:
+    """Neither of matrices without K, nor where sizes say that none of it is in use."""
+    c = [(0.01 * scales(4, 6)).to(dtype), (0.01 * scales(6)).to(dtype), floats(4, 6, dtype=dtype)]
+    beta = [1e5, 0.1, 1.0]
+    for room in (0, 5):
+        a = [floats(4, room, dtype=dtype), floats(4, room, dtype=dtype), floats(4, 7, dtype=dtype)]
+        b = [floats(room, 6, dtype=dtype), floats(room, 6, dtype=dtype), floats(7, 6, dtype=dtype)]
+        sizes = torch.tensor([(4, 6, 0), (4, 6, 0), (4, 6, 7)], dtype=torch.int32)
+        for given in (sizes, None) if room == 0 else (sizes,):
+            results = omnigemm.grouped_gemm(a, b, c, beta=beta, sizes=given)
+            for i, (m, n, k) in enumerate(sizes.tolist()):
+                x, y = a[i][:m, :k], b[i][:k, :n]
+                magnitude = reference.gemm(x.abs(), y.abs(), c[i].abs(), 1.0, beta[i])
+                assert_accumulated(results[i], reference.gemm(x, y, c[i], 1.0, beta[i]), magnitude, k)
 
 
 def test_sizes_are_read_by_every_call() -> None:

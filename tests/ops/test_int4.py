@@ -21,6 +21,7 @@ from op_support import (
     FLOATS,
     HALVES,
     LAYOUTS,
+    READ_LAYOUTS,
     assert_accumulated,
     assert_no_worse,
     dequantized,
@@ -169,16 +170,17 @@ def test_out_of_another_type(dtype: torch.dtype, out_dtype: torch.dtype) -> None
             untouched()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", READ_LAYOUTS)
 @every_form
 def test_any_strides(kernel: CpuKernel, layout: str, dtype: torch.dtype) -> None:
     for act_order in (False, True):
-        w = int4_weight(19, 65, 32, act_order=act_order, dtype=dtype)
-        a = floats(6, 65, dtype=dtype)
-        out, untouched = guarded((6, 19), dtype, layout)
-        assert run(kernel, laid_out(a, layout), w, None, out)
-        check(out, a, w)
-        untouched()
+        for m, k in ((6, 65), (1, 65), (6, 64), (1, 64), (6, 1)):
+            w = int4_weight(19, k, 32, act_order=act_order, dtype=dtype)
+            a = laid_out(floats(m, k, dtype=dtype), layout)
+            out, untouched = guarded((m, 19), dtype, layout if layout in LAYOUTS else "columns")
+            assert run(kernel, a, w, None, out)
+            check(out, a, w)
+            untouched()
 
 
 @pytest.mark.parametrize("scale_dtype", FLOATS)

@@ -22,6 +22,7 @@ from op_support import (
     LAYOUTS,
     NAN,
     ONE_ROUNDING,
+    READ_LAYOUTS,
     SHAPES,
     floats,
     forget_calls,
@@ -81,14 +82,27 @@ def test_shapes(kernel: str, shape: tuple[int, int, int]) -> None:
         check(result, a, b, row, b_scale, None, bias)
 
 
+@pytest.mark.filterwarnings("error")  # torch warns where it takes a slow way
+@pytest.mark.parametrize("layout", READ_LAYOUTS)
+def test_any_strides(kernel: str, layout: str) -> None:
+    for m, n, k in ((17, 13, 33), (1, 13, 33), (17, 1, 33), (17, 13, 1), (1, 1, 2), (2, 3, INT32_K + 40)):
+        a_scale, b_scale = scales(m) * 2.0**-12, scales(n)
+        zeros = torch.randint(-9, 9, (m,), dtype=torch.int32)
+        a = laid_out(int8s(m, k), layout)
+        for other in READ_LAYOUTS:
+            b = laid_out(int8s(n, k), other)
+            for zero in (None, zeros):
+                result = omnigemm.int8_gemm(a, b, a_scale, b_scale, a_zero=zero, out_dtype=torch.float32)
+                check(result, a, b, a_scale, b_scale, zero)
+    a, b = laid_out(int8s(3, 4, 9), layout), laid_out(int8s(3, 5, 9), layout)
+    for i, result in enumerate(omnigemm.int8_gemm(a, b, 2.0**-12, 1.0)):
+        check(result, a[i], b[i], 2.0**-12, 1.0)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_strides_and_out(kernel: str, layout: str) -> None:
     m, n, k = 17, 13, 33
     a, b, a_scale, b_scale = int8s(m, k), int8s(n, k), scales(m) * 2.0**-12, scales(n)
-    zero = torch.randint(-9, 9, (m,), dtype=torch.int32)
-    for other in LAYOUTS:
-        result = omnigemm.int8_gemm(laid_out(a, layout), laid_out(b, other), a_scale, b_scale, a_zero=zero)
-        check(result, a, b, a_scale, b_scale, zero)
     wide_scale = torch.full((2 * m,), NAN)
     wide_scale[::2] = a_scale
     check(omnigemm.int8_gemm(a, b, wide_scale[::2], b_scale), a, b, a_scale, b_scale)
@@ -215,6 +229,20 @@ def test_scales_whose_partial_products_leave_fp32(kernel: str, out_dtype: torch.
     for small, large in ((1e-37, 1e35), (1e35, 1e-37)):
         a_scale, b_scale = torch.tensor(small), torch.tensor(large)
         check(omnigemm.int8_gemm(a, b, a_scale, b_scale, out_dtype=out_dtype), a, b, a_scale, b_scale)
+
+
+@pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float16])
+def test_results_beside_a_tie(kernel: str, out_dtype: torch.dtype) -> None:
+    """Where a rounding to fp32 on the way shows most: products of scales next to the middle of two 16-bit numbers."""
+    step, count = torch.finfo(out_dtype).eps, 200
+    middles = 1 + step / 2 + step * torch.randint(0, int(1 / step) - 1, (count, 1)).double()
+    a_scale = 1 + torch.rand(count, 1)
+    b_scale = (middles / a_scale).float()
+    exact = a_scale.double() * b_scale.double()
+    assert int((exact.float() == middles.float()).sum()) > count // 2
+    ones = torch.ones(count, 1, 1, dtype=torch.int8)
+    result = omnigemm.int8_gemm(ones, ones, a_scale, b_scale, out_dtype=out_dtype)
+    assert roundings(result[..., 0], exact) <= ONE_ROUNDING
 
 
 @pytest.mark.parametrize("out_dtype", FLOATS)

@@ -19,6 +19,7 @@ from op_support import (
     HALVES,
     LAYOUTS,
     ONE_ROUNDING,
+    READ_LAYOUTS,
     SENTINEL,
     assert_accumulated,
     dequantized,
@@ -42,6 +43,7 @@ few = settings(
 )
 sizes = st.one_of(st.integers(0, 40), st.sampled_from([63, 64, 65, 127, 128, 129, 255, 257]))
 layouts = st.sampled_from(LAYOUTS)
+read_layouts = st.sampled_from(READ_LAYOUTS)
 outs = st.sampled_from(FLOATS)
 seeds = st.integers(0, 2**31)
 
@@ -59,13 +61,14 @@ def test_gemm(data: Any, seed: int, m: int, n: int, k: int, dtype: torch.dtype, 
     leads = data.draw(
         st.sampled_from([((), ()), ((batch,), (batch,)), ((1,), (batch,)), ((batch,), ()), ((), (batch,))])
     )
-    a, b = floats(*leads[0], m, k, dtype=dtype), floats(*leads[1], k, n, dtype=dtype)
+    a = laid_out(floats(*leads[0], m, k, dtype=dtype), data.draw(read_layouts))
+    b = laid_out(floats(*leads[1], k, n, dtype=dtype), data.draw(read_layouts))
     exact = reference.gemm(a, b)
     alpha, beta = data.draw(st.sampled_from([1.0, -0.5, 3.0])), data.draw(st.sampled_from([0.0, 1.0, -2.0]))
     keep = [data.draw(st.booleans()) for _ in exact.shape]
     c = floats(*(size if kept else 1 for size, kept in zip(exact.shape, keep, strict=True)), dtype=dtype)
     out, untouched = guarded(exact.shape, out_dtype, data.draw(layouts))
-    omnigemm.gemm(laid_out(a, data.draw(layouts)), laid_out(b, data.draw(layouts)), c, alpha=alpha, beta=beta, out=out)
+    omnigemm.gemm(a, b, c, alpha=alpha, beta=beta, out=out)
     check_gemm(out, a, b, c, alpha, beta)
     untouched()
 
@@ -74,15 +77,14 @@ def test_gemm(data: Any, seed: int, m: int, n: int, k: int, dtype: torch.dtype, 
 @given(data=st.data(), seed=seeds, m=sizes, n=sizes, k=sizes, out_dtype=outs)
 def test_int8(data: Any, seed: int, m: int, n: int, k: int, out_dtype: torch.dtype) -> None:
     torch.manual_seed(seed)
-    a, b = int8s(m, k), int8s(n, k)
+    a, b = laid_out(int8s(m, k), data.draw(read_layouts)), laid_out(int8s(n, k), data.draw(read_layouts))
     a_scale = data.draw(st.sampled_from([scales(m), scales(m, 1), scales()])) * 2.0**-14
     b_scale = data.draw(st.sampled_from([scales(n), scales()]))
     rows = torch.randint(-128, 128, (m,), dtype=torch.int32)
     zero = data.draw(st.sampled_from([None, -7, rows]))
     bias = data.draw(st.sampled_from([None, floats(n)]))
     out, untouched = guarded((m, n), out_dtype, data.draw(layouts))
-    left, right = laid_out(a, data.draw(layouts)), laid_out(b, data.draw(layouts))
-    omnigemm.int8_gemm(left, right, a_scale, b_scale, a_zero=zero, bias=bias, out=out)
+    omnigemm.int8_gemm(a, b, a_scale, b_scale, a_zero=zero, bias=bias, out=out)
     distance = roundings(out, reference.int8_gemm(a, b, a_scale, b_scale, zero, bias))
     assert distance <= (ONE_ROUNDING if bias is None else 1.0)
     untouched()
@@ -93,12 +95,12 @@ def test_int8(data: Any, seed: int, m: int, n: int, k: int, out_dtype: torch.dty
 def test_fp8(data: Any, seed: int, m: int, n: int, k: int, kinds: tuple[str, str], out_dtype: torch.dtype) -> None:
     torch.manual_seed(seed)
     types = st.sampled_from([E4M3, E5M2])
-    a, b = fp8s(m, k, dtype=data.draw(types)), fp8s(n, k, dtype=data.draw(types))
+    a = laid_out(fp8s(m, k, dtype=data.draw(types)), data.draw(read_layouts))
+    b = laid_out(fp8s(n, k, dtype=data.draw(types)), data.draw(read_layouts))
     a_scale, b_scale = fp8_scales(kinds[0], m, k), fp8_scales(kinds[1], n, k)
     out, untouched = guarded((m, n), out_dtype, data.draw(layouts))
-    left, right = laid_out(a, data.draw(layouts)), laid_out(b, data.draw(layouts))
     with omnigemm.settings(weight_cache_mib=data.draw(st.sampled_from([0, 64]))):
-        omnigemm.fp8_gemm(left, right, a_scale, b_scale, out=out)
+        omnigemm.fp8_gemm(a, b, a_scale, b_scale, out=out)
     magnitude = reference.fp8_gemm(a.float().abs(), b.float().abs(), a_scale, b_scale)
     assert_accumulated(out, reference.fp8_gemm(a, b, a_scale, b_scale), magnitude, k)
     untouched()
@@ -116,10 +118,10 @@ def test_int4(data: Any, seed: int, m: int, n: int, k: int, dtype: torch.dtype, 
         act_order=data.draw(st.booleans()),
         dtype=data.draw(outs),
     )
-    a = floats(m, k, dtype=dtype)
+    a = laid_out(floats(m, k, dtype=dtype), data.draw(read_layouts))
     out, untouched = guarded((m, n), out_dtype, data.draw(layouts))
     with omnigemm.settings(weight_cache_mib=data.draw(st.sampled_from([0, 64]))):
-        omnigemm.int4_gemm(laid_out(a, data.draw(layouts)), w, out=out)
+        omnigemm.int4_gemm(a, w, out=out)
     weight = dequantized(w)
     # Zero points may be rounded apart from the values, as if each value were 8 scales larger.
     magnitude = reference.linear(a.abs(), weight.abs() + 8 * 1.5 / 16)
@@ -133,8 +135,8 @@ def test_list(data: Any, seed: int, dtype: torch.dtype, out_dtype: torch.dtype) 
     torch.manual_seed(seed)
     small = st.integers(0, 20)
     shapes = data.draw(st.lists(st.tuples(small, small, small), min_size=1, max_size=6))
-    a = [laid_out(floats(m, k, dtype=dtype), data.draw(layouts)) for m, _, k in shapes]
-    b = [laid_out(floats(k, n, dtype=dtype), data.draw(layouts)) for _, n, k in shapes]
+    a = [laid_out(floats(m, k, dtype=dtype), data.draw(read_layouts)) for m, _, k in shapes]
+    b = [laid_out(floats(k, n, dtype=dtype), data.draw(read_layouts)) for _, n, k in shapes]
     c = [floats(m, n, dtype=dtype) for m, n, _ in shapes]
     numbers = st.lists(st.sampled_from([0.0, 1.0, -1.5]), min_size=len(shapes), max_size=len(shapes))
     alpha, beta = data.draw(numbers), data.draw(numbers)
@@ -152,7 +154,8 @@ def test_rows_of_groups(data: Any, seed: int, n: int, k: int, counts: list[int])
     torch.manual_seed(seed)
     groups, spare = len(counts), data.draw(st.integers(0, 5))
     total, capacity = sum(counts) + spare, 9
-    b, b_scale = int8s(groups, n, k), data.draw(st.sampled_from([scales(), scales(groups), scales(groups, n)]))
+    b = laid_out(int8s(groups, n, k), data.draw(read_layouts))
+    b_scale = data.draw(st.sampled_from([scales(), scales(groups), scales(groups, n)]))
     slabs, slab_scale = int8s(groups, capacity, k), scales(groups, capacity)
     rows = torch.cat([*(slabs[g, :count] for g, count in enumerate(counts)), int8s(spare, k)])
     row_scale = torch.cat([*(slab_scale[g, :count] for g, count in enumerate(counts)), scales(spare)])

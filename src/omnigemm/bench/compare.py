@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from . import timing
-from .workloads import OURS, Case, Dense, Size, Workload, dense
+from .workloads import OURS, Case, Dense, Size, Workload, dense, drawn
 
 
 def compare(work: Workload, *, seconds: float, cold_bytes: int = timing.COLD_BYTES) -> dict[str, timing.Timing]:
@@ -36,7 +36,7 @@ def sweep(
     copies: dict[str, list[object]] = {}
     for count in rows:
         size = dataclasses.replace(weight, m=count)
-        x = torch.randn(count, size.k, generator=torch.Generator().manual_seed(count))
+        x = drawn((count, size.k), torch.Generator("cpu").manual_seed(count))
         works = {name: Workload(one, size, Dense(x, given.w), quantised[name]) for name, one in cases.items()}
         contenders = {name: work.ours() for name, work in works.items()}
         contenders |= next(iter(works.values())).peers()

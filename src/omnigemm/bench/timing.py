@@ -93,7 +93,7 @@ def measure(
             call()
     samples: dict[str, list[int]] = {name: [] for name in contenders}
     clock = time.perf_counter_ns
-    end = clock() + int(seconds * 1e9)
+    end = clock() + seconds * 1e9
     for turn in range(max_rounds):
         if turn >= min_rounds and clock() >= end:
             break

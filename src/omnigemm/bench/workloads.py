@@ -35,6 +35,10 @@ _BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "e4m3": 8, "e5m2": 8, "i
 _ROUNDING = {"fp32": 1e-5, "fp16": 2.0**-11, "bf16": 2.0**-8}
 
 
+_NUMBER = "([0-9]{1,18})"  # longer ones no tensor has
+_SHAPE = re.compile(f"(?:[gG]{_NUMBER}x)?{_NUMBER}x{_NUMBER}x{_NUMBER}")
+
+
 @dataclasses.dataclass(frozen=True)
 class Size:
     """M x N x K. Grouped operations have `groups` weights and M rows per group on average. A layer's weight gradients
@@ -48,7 +52,7 @@ class Size:
     @classmethod
     def parse(cls, text: str) -> Size:
         """From '16x4096x4096' or 'G8x16x4096x4096'."""
-        match = re.fullmatch(r"(?:[gG](\d+)x)?(\d+)x(\d+)x(\d+)", text.strip())
+        match = _SHAPE.fullmatch(text.strip())
         sizes = [int(one or 0) for one in match.groups()] if match else [0]
         if min(sizes[1:], default=0) < 1:
             raise ShapeError(f"shape is {text!r}, expected MxNxK or G<groups>xMxNxK with whole numbers above 0")
@@ -119,13 +123,18 @@ class Dense(NamedTuple):
     w: Any
 
 
+def drawn(shape: tuple[int, ...], random: torch.Generator) -> Tensor:
+    """Random numbers in fp32 on the processor, where a seed gives the same ones everywhere."""
+    return torch.randn(shape, generator=random, dtype=torch.float32, device="cpu")
+
+
 def dense(one: Case, size: Size, seed: int = 0) -> Dense:
     """Random matrices of the layout that the operation takes; the products have about unit size."""
     size = one.fit(size)
-    random = torch.Generator().manual_seed(seed)
+    random = torch.Generator("cpu").manual_seed(seed)
 
     def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=random)
+        return drawn(shape, random)
 
     def weight(*shape: int) -> Tensor:
         return draw(*shape).mul_(size.k**-0.5)

@@ -32,28 +32,51 @@ Examples:
 app.add_typer(cache_app, name="cache")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+# What a product is, beside its operation and its sizes.
+Dtype = Annotated[str | None, typer.Option(help="Type of the activations: fp16, bf16, fp32, int8, e4m3, e5m2.")]
+WeightDtype = Annotated[str | None, typer.Option(help="Type of the weights, where it differs: int4, e4m3, e5m2.")]
+OutDtype = Annotated[str | None, typer.Option(help="Type of the result: fp16, bf16, fp32.")]
+Granularity = Annotated[str | None, typer.Option(help="Scales of 8-bit operands: tensor, token, 1x128, 128x128.")]
+GroupSize = Annotated[
+    int | None, typer.Option(help="Columns that share a scale of int4 weights: 32, 64, 128, or -1 for all.")
+]
+Asymmetric = Annotated[bool, typer.Option("--asymmetric", help="With zero points.")]
+ActOrder = Annotated[bool, typer.Option("--act-order", help="int4 weights with reordered columns.")]
+Bias = Annotated[bool, typer.Option("--bias", help="A bias is added.")]
+AddsC = Annotated[bool, typer.Option("--c", help="C is added: beta is not 0.")]
+ALayout = Annotated[
+    str | None, typer.Option(help="How A lies: row for [M, K], which is usual; col for the transpose of a [K, M].")
+]
 BLayout = Annotated[
     str | None, typer.Option(help="How B of gemm lies: row for [K, N], which is usual; col for a weight [N, K].")
 ]
+Batch = Annotated[int | None, typer.Option(help="Matrices in the batch.")]
+Groups = Annotated[int | None, typer.Option(help="Groups of a grouped operation. Default: 8, of lists 1.")]
+ExpectedM = Annotated[int | None, typer.Option(help="Rows that a masked group is expected to have.")]
 
 
 def run(args: Sequence[str] | None = None) -> None:
-    """The whole program: errors of the library become one line and exit code 2."""
+    """The whole program: errors of the library and of the system become one line and exit code 2."""
     from ..backends.cpu.isa import shield_onednn
 
     shield_onednn()
     try:
+        output.check_streams()
         app(args=None if args is None else list(args), prog_name="omnigemm")
     except OmniGemmError as error:
         output.print_error(str(error))
-        sys.exit(2)
+    except OSError as error:
+        # Commands say what they could not do; this is met by what others print, such as --help.
+        output.print_error(str(error))
+        output.give_up_stdout()
+    sys.exit(2)
 
 
 def _version(wanted: bool) -> None:
     if wanted:
         from .. import __version__
 
-        print(f"omnigemm {__version__}")
+        output.print_line(f"omnigemm {__version__}")
         raise typer.Exit()
 
 
@@ -101,24 +124,20 @@ def explain(
     m: Annotated[int, typer.Argument(help="Rows of the activations.")],
     n: Annotated[int, typer.Argument(help="Columns of the result.")],
     k: Annotated[int, typer.Argument(help="The dimension that is summed over.")],
-    dtype: Annotated[
-        str | None, typer.Option(help="Type of the activations: fp16, bf16, fp32, int8, e4m3, e5m2.")
-    ] = None,
-    weight_dtype: Annotated[str | None, typer.Option(help="Type of the weights, where it differs: int4.")] = None,
-    out_dtype: Annotated[str | None, typer.Option(help="Type of the result: fp16, bf16, fp32.")] = None,
-    granularity: Annotated[
-        str | None, typer.Option(help="Scales of 8-bit operands: tensor, token, 1x128, 128x128.")
-    ] = None,
-    group_size: Annotated[
-        int | None,
-        typer.Option(help="Columns that share a scale of int4 weights: 32, 64, 128, or -1 for all."),
-    ] = None,
-    asymmetric: Annotated[bool, typer.Option("--asymmetric", help="With zero points.")] = False,
-    act_order: Annotated[bool, typer.Option("--act-order", help="int4 weights with reordered columns.")] = False,
-    bias: Annotated[bool, typer.Option("--bias", help="A bias is added.")] = False,
+    dtype: Dtype = None,
+    weight_dtype: WeightDtype = None,
+    out_dtype: OutDtype = None,
+    granularity: Granularity = None,
+    group_size: GroupSize = None,
+    asymmetric: Asymmetric = False,
+    act_order: ActOrder = False,
+    bias: Bias = False,
+    c: AddsC = False,
+    a_layout: ALayout = None,
     b_layout: BLayout = None,
-    batch: Annotated[int, typer.Option(help="Matrices in the batch.")] = 1,
-    groups: Annotated[int | None, typer.Option(help="Groups of a grouped operation.")] = None,
+    batch: Batch = None,
+    groups: Groups = None,
+    expected_m: ExpectedM = None,
     device: Annotated[str | None, typer.Option(help="Where the tensors are. Default: cpu.")] = None,
     backend: Annotated[str | None, typer.Option(help="Ask this backend only.")] = None,
     gpu: Annotated[str | None, typer.Option(help="Ask for a GPU that need not be here: h200, h100.")] = None,
@@ -127,20 +146,21 @@ def explain(
     """Say which kernel would run a product, and why each other one would not."""
     from .explain import run_explain
 
-    eight_bit = op == "int8_gemm"
     words = {
         "dtype": dtype,
         "weight_dtype": weight_dtype,
         "out_dtype": out_dtype,
         "granularity": granularity,
         "group_size": group_size,
-        "groups": groups,
-        "symmetric": not (asymmetric and not eight_bit),
-        "a_zero": asymmetric and eight_bit,
+        "asymmetric": asymmetric,
         "act_order": act_order,
         "bias": bias,
+        "c": c,
+        "a_layout": a_layout,
         "b_layout": b_layout,
         "batch": batch,
+        "groups": groups,
+        "expected_m": expected_m,
     }
     raise typer.Exit(run_explain(op, m, n, k, words, device=device, backend=backend, gpu=gpu, as_json=as_json))
 
@@ -158,10 +178,10 @@ def bench(
         list[str] | None,
         typer.Option(help="MxNxK, or G<groups>xMxNxK with M rows per group; repeat for several."),
     ] = None,
-    dtype: Annotated[str | None, typer.Option(help="Type of the activations.")] = None,
-    weight_dtype: Annotated[str | None, typer.Option(help="Type of the weights, where it differs: int4.")] = None,
-    granularity: Annotated[str | None, typer.Option(help="Scales of 8-bit operands.")] = None,
-    group_size: Annotated[int | None, typer.Option(help="Columns that share a scale of int4 weights.")] = None,
+    dtype: Dtype = None,
+    weight_dtype: WeightDtype = None,
+    granularity: Granularity = None,
+    group_size: GroupSize = None,
     seconds: Annotated[float, typer.Option(min=0.0, help="Time for each row, after warm-up.")] = 1.0,
     cold_mb: Annotated[int, typer.Option(min=0, help="Copies of each weight to cycle through, together, in MB.")] = 256,
     record: Annotated[Path | None, typer.Option(help="Also write the record to this file.")] = None,
@@ -223,14 +243,23 @@ def warm(
         list[str] | None,
         typer.Option(help="MxNxK; M may be a range, such as 1-64, for every number of rows in it. Repeat for several."),
     ] = None,
-    dtype: Annotated[str | None, typer.Option(help="Type of the activations: e4m3, e5m2.")] = None,
-    weight_dtype: Annotated[str | None, typer.Option(help="Type of the weights, where it differs.")] = None,
-    out_dtype: Annotated[str | None, typer.Option(help="Type of the result: fp16, bf16, fp32.")] = None,
-    granularity: Annotated[
-        str | None, typer.Option(help="Scales of 8-bit operands: tensor, token, 1x128, 128x128.")
-    ] = None,
-    bias: Annotated[bool, typer.Option("--bias", help="A bias is added.")] = False,
+    dtype: Dtype = None,
+    weight_dtype: WeightDtype = None,
+    out_dtype: OutDtype = None,
+    granularity: Granularity = None,
+    group_size: GroupSize = None,
+    asymmetric: Asymmetric = False,
+    act_order: ActOrder = False,
+    bias: Bias = False,
+    c: AddsC = False,
+    a_layout: ALayout = None,
     b_layout: BLayout = None,
+    batch: Batch = None,
+    groups: Groups = None,
+    expected_m: ExpectedM = None,
+    constant_weights: Annotated[
+        bool, typer.Option("--constant-weights", help="For calls with the setting of that name.")
+    ] = False,
     file: Annotated[
         Path | None, typer.Option(help="A problem in each line, such as: fp8_gemm 16 4096 7168 granularity=token")
     ] = None,
@@ -251,10 +280,29 @@ def warm(
         "weight_dtype": weight_dtype,
         "out_dtype": out_dtype,
         "granularity": granularity,
+        "group_size": group_size,
+        "asymmetric": asymmetric,
+        "act_order": act_order,
         "bias": bias,
+        "c": c,
+        "a_layout": a_layout,
         "b_layout": b_layout,
+        "batch": batch,
+        "groups": groups,
+        "expected_m": expected_m,
     }
-    raise typer.Exit(run_warm(op, shape or [], words, file=file, gpu=gpu, jobs=jobs, as_json=as_json))
+    raise typer.Exit(
+        run_warm(
+            op,
+            shape or [],
+            words,
+            file=file,
+            gpu=gpu,
+            jobs=jobs,
+            constant_weights=constant_weights,
+            as_json=as_json,
+        )
+    )
 
 
 @app.command(
@@ -276,9 +324,7 @@ def tune(
     shape: Annotated[
         list[str] | None, typer.Option(help="MxNxK instead; M may be a range. Repeat for several.")
     ] = None,
-    granularity: Annotated[
-        str | None, typer.Option(help="Scales of 8-bit operands: tensor, token, 1x128, 128x128.")
-    ] = None,
+    granularity: Granularity = None,
     b_layout: BLayout = None,
     file: Annotated[
         Path | None, typer.Option(help="A problem in each line, such as: fp8_gemm 16 4096 7168 granularity=token")
@@ -335,10 +381,10 @@ Examples:
   omnigemm cache verify --repair --json""",
 )
 def cache_verify(
-    repair: Annotated[bool, typer.Option("--repair", help="Remove the entries that fail.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Remove what fails; make folders private again.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Check every compiled kernel's digests, owner and permissions, and every measured table's rows.
+    """Check the folders, every compiled kernel's digests, owner and permissions, and every measured table's rows.
 
     Exits with 1 when one fails.
     """

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import shutil
+import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from rich.markup import escape
 
 from ..backends.cuda import measured
 from ..backends.cuda.jit import owned, store
-from ..core.settings import cache_dir
-from . import output
+from ..core.settings import cache_dir, home
+from . import folders, output
+from .folders import KERNELS, TABLES, Place
 
 WHY_EMPTY = "The CPU backend compiles nothing, so without a GPU the folder stays empty until `omnigemm warm` fills it."
 
@@ -58,10 +60,12 @@ def _is_entry(path: Path) -> bool:
 
 def entries(folder: Path) -> list[Entry]:
     """The compiled kernels below the cache folder, newest first."""
-    kernels = folder / "kernels"
-    if not kernels.is_dir():
-        return []
-    found = [_describe(one) for one in kernels.iterdir() if _is_entry(one)]
+    kernels = folder / KERNELS
+    found = []
+    for name in folders.names(kernels):
+        with contextlib.suppress(FileNotFoundError):  # another process has taken it away
+            if _is_entry(kernels / name):
+                found.append(_describe(kernels / name))
     return sorted(found, key=lambda one: (one.age_seconds, one.name))
 
 
@@ -89,7 +93,7 @@ def _size(folder: Path) -> int:
 
 def tables(folder: Path) -> list[Table]:
     """The measured tables below the cache folder, by name."""
-    place = folder / "tables"
+    place = folder / TABLES
     found = []
     for name in _table_names(place):
         rows = None
@@ -97,27 +101,27 @@ def tables(folder: Path) -> list[Table]:
         with contextlib.suppress(owned.Damaged, owned.Refused, OSError):
             own = measured.read(place, name)
             rows = None if own is None else own.rows
-        about = (place / f"{name}{measured.SUFFIX}").lstat()
-        weights = None if rows is None else len({(row["n"], row["k"], row["scales"]) for row in rows})
-        age = max(0.0, time.time() - about.st_mtime)
-        found.append(Table(name, None if rows is None else len(rows), weights, about.st_size, age))
+        with contextlib.suppress(FileNotFoundError):
+            about = (place / f"{name}{measured.SUFFIX}").lstat()
+            weights = None if rows is None else len({(row["n"], row["k"], row["scales"]) for row in rows})
+            age = max(0.0, time.time() - about.st_mtime)
+            found.append(Table(name, None if rows is None else len(rows), weights, about.st_size, age))
     return found
 
 
 def _table_names(place: Path) -> list[str]:
-    names = [one.stem for one in place.glob(f"*{measured.SUFFIX}")] if place.is_dir() else []
-    return sorted(name for name in names if measured.NAME.fullmatch(name))
+    found = [name.removesuffix(measured.SUFFIX) for name in folders.names(place) if name.endswith(measured.SUFFIX)]
+    return [name for name in found if measured.NAME.fullmatch(name)]
 
 
 def clear_tables(folder: Path) -> list[str]:
     """Remove the measured tables, and nothing else. The removed ones."""
-    check_safe(folder)
-    place = folder / "tables"
+    check_safe(folder, TABLES)
+    place = folder / TABLES
     removed = []
     for name in _table_names(place):
         path = place / f"{name}{measured.SUFFIX}"
-        if path.is_file() and not path.is_symlink():
-            path.unlink()
+        if path.is_file() and not path.is_symlink() and _remove(place, path.name):
             removed.append(name)
     owned.remove_stale(place)
     return removed
@@ -125,16 +129,13 @@ def clear_tables(folder: Path) -> list[str]:
 
 def clear(folder: Path) -> list[str]:
     """Remove every entry, and what failed or unfinished compilations left; all else stays. The removed entries."""
-    check_safe(folder)
-    kernels = folder / "kernels"
-    removed = []
-    for entry in entries(folder):
-        # rmtree removes links found inside an entry, and never what they point at.
-        shutil.rmtree(kernels / entry.name)
-        removed.append(entry.name)
+    check_safe(folder, KERNELS)
+    kernels = folder / KERNELS
+    # Links found inside an entry are removed, and never what they point at.
+    removed = [entry.name for entry in entries(folder) if _remove(kernels, entry.name)]
     failed = kernels / store.FAILED
     if failed.is_dir() and not failed.is_symlink():
-        shutil.rmtree(failed)
+        _remove(kernels, store.FAILED)
     owned.remove_stale(kernels)
     return removed
 
@@ -142,76 +143,89 @@ def clear(folder: Path) -> list[str]:
 def verify(folder: Path, *, repair: bool = False) -> list[Verdict]:
     """Check every kernel: digests, owner, permissions. With `repair`, those that fail are removed."""
     if repair:
-        check_safe(folder)
-    kernels = folder / "kernels"
+        check_safe(folder, KERNELS)
+    kernels = folder / KERNELS
     found = []
     # A link with an entry's name is reported too, because it is what a lookup would meet.
-    names = [one.name for one in kernels.iterdir() if store.ENTRY.fullmatch(one.name)] if kernels.is_dir() else []
-    for name in sorted(names):
+    for name in folders.names(kernels):
+        if not store.ENTRY.fullmatch(name):
+            continue
         try:
             ok, reason = store.read_entry(kernels, name) is not None, "vanished"
         except (owned.Damaged, owned.Refused, OSError) as error:
             ok, reason = False, str(error)
         if ok:
             found.append(Verdict(name, True, "whole"))
-            continue
-        if repair:
-            _remove(kernels, name)
-        found.append(Verdict(name, False, reason, removed=repair))
+        elif os.path.lexists(kernels / name):  # else another process has removed it, which is no damage
+            found.append(Verdict(name, False, reason, removed=repair and _remove(kernels, name)))
     return found
 
 
-def _remove(place: Path, name: str) -> None:
+def _remove(place: Path, name: str) -> bool:
+    """False if another process was faster."""
     try:
         owned.remove(place, name)
+    except FileNotFoundError:
+        return False
     except OSError as error:
         raise output.CommandError(f"{place / name} cannot be removed: {error.strerror}") from error
+    return True
 
 
 def verify_tables(folder: Path, *, repair: bool = False) -> list[Verdict]:
     """Check every measured table: owner, permissions, rows. With `repair`, what cannot be used is removed: the file, or
     the rows in it."""
     if repair:
-        check_safe(folder)
-    place = folder / "tables"
+        check_safe(folder, TABLES)
+    place = folder / TABLES
     found = []
     for name in _table_names(place):
         try:
             own = measured.read(place, name)
         except (owned.Damaged, owned.Refused, OSError) as error:
-            if repair:
-                _remove(place, f"{name}{measured.SUFFIX}")
-            found.append(Verdict(name, False, str(error), removed=repair))
+            removed = repair and _remove(place, f"{name}{measured.SUFFIX}")
+            found.append(Verdict(name, False, str(error), removed))
             continue
-        faults = ["vanished"] if own is None else own.faults
-        if faults and own is not None and repair:
+        if own is None:  # another process has removed it
+            continue
+        if own.faults and repair:
             measured.add(name, ())
-        found.append(Verdict(name, not faults, "; ".join(faults) or "whole", removed=repair and bool(faults)))
+        found.append(Verdict(name, not own.faults, "; ".join(own.faults) or "whole", repair and bool(own.faults)))
     return found
 
 
-def check_safe(folder: Path) -> None:
-    """Refuse a folder that holds more than a cache, because a variable was set wrongly."""
-    real = folder.resolve()
-    home = Path.home().resolve()
-    if real == Path(real.anchor) or real == home or real in home.parents:
+def check_safe(folder: Path, *parts: str) -> None:
+    """Refuse a folder that holds more than a cache, because a variable was set wrongly, and parts that are links."""
+    real, own = Path(os.path.realpath(folder)), home()
+    above = [] if own is None else [Path(os.path.realpath(own)), *Path(os.path.realpath(own)).parents]
+    if real == Path(real.anchor) or real in above:
         raise output.CommandError(
             f"the cache folder is {folder}, which is the home folder or above it; nothing was removed"
         )
+    for part in parts:
+        if os.path.islink(folder / part):
+            raise output.CommandError(f"{folder / part} is a symbolic link, which is not followed; nothing was removed")
 
 
 def run_path(*, as_json: bool = False) -> int:
     folder = cache_dir()
     if as_json:
-        output.print_json({"path": str(folder), "exists": folder.is_dir()})
+        output.print_json({"path": str(folder), "exists": os.path.isdir(folder)})
     else:
-        print(folder)
+        output.print_line(str(folder))
     return 0
+
+
+def _check_folder(folder: Path) -> None:
+    if os.path.lexists(folder) and not os.path.isdir(folder):
+        raise output.CommandError(f"the cache folder {folder} is not a folder")
 
 
 def run_list(*, as_json: bool = False) -> int:
     folder = cache_dir()
-    found, measured_here = entries(folder), tables(folder)
+    _check_folder(folder)
+    with output.refusals("the cache folder cannot be read"):
+        found, measured_here = entries(folder), tables(folder)
     if as_json:
         output.print_json(
             {
@@ -241,33 +255,59 @@ def run_list(*, as_json: bool = False) -> int:
 
 
 def run_verify(*, repair: bool = False, as_json: bool = False) -> int:
-    """1 if an entry or a table is damaged, also when it has been removed: somebody should know."""
+    """1 if something cannot be used, also when it has been repaired or removed: somebody should know."""
     folder = cache_dir()
-    found, measured_here = verify(folder, repair=repair), verify_tables(folder, repair=repair)
-    bad, bad_tables = ([one for one in verdicts if not one.ok] for verdicts in (found, measured_here))
+    if repair:
+        check_safe(folder)
+    # First the folders: what is in one that others can write is not used, however whole it is.
+    places = [folders.judge(folder, part, repair=repair) for part in (KERNELS, TABLES)]
+    with output.refusals("the cache folder cannot be read"):
+        found = verify(folder, repair=repair) if places[0].usable else []
+        measured_here = verify_tables(folder, repair=repair) if places[1].usable else []
+    about: dict[str, Sequence[Place | Verdict]] = {"folders": places, "entries": found, "tables": measured_here}
+    ok = all(one.ok for verdicts in about.values() for one in verdicts)
     if as_json:
-        kernels, rows = ([dataclasses.asdict(one) for one in verdicts] for verdicts in (found, measured_here))
-        output.print_json({"path": str(folder), "ok": not bad and not bad_tables, "entries": kernels, "tables": rows})
-        return 1 if bad or bad_tables else 0
+        told = {name: [dataclasses.asdict(one) for one in verdicts] for name, verdicts in about.items()}
+        output.print_json({"path": str(folder), "ok": ok, **told})
+    else:
+        _show_verdicts(places, found, measured_here, repair)
+    return 0 if ok else 1
+
+
+def _show_verdicts(
+    places: Sequence[Place], found: Sequence[Verdict], measured_here: Sequence[Verdict], repair: bool
+) -> None:
     screen = output.console()
+    wrong = [one for one in places if not one.ok]
+    bad, bad_tables = ([one for one in verdicts if not one.ok] for verdicts in (found, measured_here))
+    # One fault of the cache folder itself is both parts' fault.
+    for reason, repaired in dict.fromkeys((one.reason, one.repaired) for one in wrong):
+        done = "made private again" if repaired else "nothing in it is used"
+        screen.print(f"{reason} ({done})", soft_wrap=True, markup=False)
     for one in (*bad, *bad_tables):
         done = " (removed)" if one.removed else ""
         screen.print(f"{one.name}: {one.reason}{done}", soft_wrap=True, markup=False)
-    screen.print(f"{len(found) - len(bad)} of {len(found)} kernels are whole.")
+    if places[0].usable:
+        screen.print(f"{len(found) - len(bad)} of {len(found)} kernels are whole.")
     if measured_here:
         screen.print(f"{len(measured_here) - len(bad_tables)} of {len(measured_here)} measured tables are whole.")
-    if bad and not repair:
+    if repair:
+        return
+    if wrong:
+        screen.print("--repair makes a folder of yours that others can write private again.")
+    if bad:
         screen.print("--repair removes the others; they are compiled again when they are needed.")
-    if bad_tables and not repair:
+    if bad_tables:
         screen.print("--repair removes what cannot be used of tables; `omnigemm tune` measures it again.")
-    return 1 if bad or bad_tables else 0
 
 
 def run_clear(*, yes: bool = False, with_tables: bool = False, as_json: bool = False) -> int:
     """Measured tables stay unless they are named: kernels come back by themselves, and measurements do not."""
     folder = cache_dir()
-    check_safe(folder)
-    found, measured_here = len(entries(folder)), len(tables(folder))
+    _check_folder(folder)
+    check_safe(folder, KERNELS, *((TABLES,) if with_tables else ()))
+    with output.refusals("the cache folder cannot be read"):
+        found, measured_here = len(entries(folder)), len(tables(folder))
     what = f"{found} compiled kernels"
     if with_tables:
         what += f" and {measured_here} measured tables"
@@ -275,8 +315,9 @@ def run_clear(*, yes: bool = False, with_tables: bool = False, as_json: bool = F
     if some and not yes and not _confirm(f"Remove {what} from {folder}?"):
         output.print_error("nothing was removed; --yes removes without asking")
         return 1
-    removed = clear(folder)
-    removed_tables = clear_tables(folder) if with_tables else []
+    with output.refusals("the cache folder cannot be cleared"):
+        removed = clear(folder)
+        removed_tables = clear_tables(folder) if with_tables else []
     if as_json:
         output.print_json({"path": str(folder), "removed": removed, "removed_tables": removed_tables})
         return 0
@@ -292,7 +333,12 @@ def run_clear(*, yes: bool = False, with_tables: bool = False, as_json: bool = F
 def _confirm(question: str) -> bool:
     """Asked on stderr, so that stdout stays clean; silence means no."""
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    if sys.stdin is None:  # closed
+        return False
+    try:
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+    except (OSError, ValueError):  # nothing that can be read, or no text
+        return False
 
 
 def _bytes(count: int) -> str:

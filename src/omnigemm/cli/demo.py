@@ -48,11 +48,14 @@ def run_demo(out: Path, *, quick: bool = False, as_json: bool = False) -> int:
     """Run everything, write the report; 1 if a result was wrong."""
     output.check_target(out)
     found = collect(QUICK if quick else FULL)
-    write_report(out, found)
+    failure = output.failure(out, lambda: write_report(out, found))
+    written = out if failure is None else None
     if as_json:
-        output.print_json({**found, "report": str(out)})
+        output.print_json({**found, "report": None if written is None else str(written)})
     else:
-        _show(found, out)
+        _show(found, written)
+    if failure is not None:
+        raise failure
     return 0 if found["ok"] else 1
 
 
@@ -119,7 +122,7 @@ def _decode(scale: Scale, advance: Callable[[], None]) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------ for people
 
 
-def _show(found: Mapping[str, Any], out: Path) -> None:
+def _show(found: Mapping[str, Any], out: Path | None) -> None:
     screen = output.console()
     machine = found["machine"]
     peers = list(dict.fromkeys(name for one in found["results"] for name in one["peers"]))
@@ -147,4 +150,5 @@ def _show(found: Mapping[str, Any], out: Path) -> None:
     )
     colour = "green" if found["ok"] else "red"
     screen.print(f"[{colour}]{verdict(found)}[/{colour}] Took {found['seconds']:.0f} s.", soft_wrap=True)
-    screen.print(f"Report: {out}", soft_wrap=True, markup=False)
+    if out is not None:
+        screen.print(f"Report: {out}", soft_wrap=True, markup=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from ..bench.workloads import CASES, Case, Size, Workload
 from ..core.errors import OmniGemmError
 from ..core.settings import ENVIRONMENT, cache_dir
 from . import output
+from .folders import why_not_writable
 
 # Odd on purpose: no dimension is a multiple of a tile or of a scale block.
 CHECK_SIZE = Size(5, 136, 264, 3)
@@ -121,18 +121,22 @@ def _backend(one: Any) -> dict[str, Any]:
 
 
 def _cache() -> dict[str, Any]:
-    folder = cache_dir()
-    return {"path": str(folder), "exists": folder.is_dir(), "writable": _writable(folder)}
-
-
-def _writable(folder: Path) -> bool:
-    """Whether the folder, or the nearest one above it that exists, can be written."""
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+    """Reported like all else: a variable that means nothing is what somebody may run this for."""
+    try:
+        folder = cache_dir()
+    except ValueError as error:
+        return {"path": None, "exists": False, "writable": False, "reason": str(error)}
+    reason = why_not_writable(folder)
+    return {"path": str(folder), "exists": os.path.isdir(folder), "writable": not reason, "reason": reason}
 
 
 # ------------------------------------------------------------------------------------------------ for people
+
+
+def _cache_in_words(cache: dict[str, Any]) -> str:
+    if cache["writable"]:
+        return f"{escape(cache['path'])} (writable{'' if cache['exists'] else ', not made yet'})"
+    return f"{escape(cache['path'] or 'none')} ([red]not writable[/red]: {escape(cache['reason'])})"
 
 
 def _show(found: dict[str, Any]) -> None:
@@ -151,8 +155,7 @@ def _show(found: dict[str, Any]) -> None:
     facts.add_row("NVRTC", escape(nvrtc["reason"] if nvrtc["available"] else f"no: {nvrtc['reason']}"))
     for one in found["backends"]:
         facts.add_row(f"backend {one['name']}", ("yes: " if one["available"] else "no: ") + escape(one["reason"]))
-    state = "writable" if cache["writable"] else "[red]not writable[/red]"
-    facts.add_row("cache folder", f"{escape(cache['path'])} ({state}{'' if cache['exists'] else ', not made yet'})")
+    facts.add_row("cache folder", _cache_in_words(cache))
     screen.print(facts)
     if cpu["advice"]:
         screen.print(f"[yellow]{cpu['advice']}[/yellow]\n", soft_wrap=True)

@@ -12,6 +12,7 @@ from ..core.dispatch import explain as explain_op
 from ..core.problem import describe
 from ..core.settings import check_backend
 from . import output
+from .problems import words_of
 
 
 def run_explain(
@@ -27,6 +28,7 @@ def run_explain(
     as_json: bool = False,
 ) -> int:
     """Print the explanation; 1 if nothing can run the product."""
+    words = words_of(op, words)
     if gpu is None:
         found = explain_op(op, m=m, n=n, k=k, device=device or "cpu", backend=backend, **words)
         about, where, nothing = found.to_dict(), str(found.device), "Nothing here can run it."

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,24 +27,82 @@ class CommandError(OmniGemmError):
     """A command cannot do what it was asked, for a reason that its user can change."""
 
 
+def check_streams() -> None:
+    """Refuse to work for nobody, and let warnings go nowhere if that is where stderr goes."""
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the program ends
+    if sys.stdout is None:
+        raise CommandError("stdout is closed, expected somewhere to print to")
+
+
+@contextlib.contextmanager
+def refusals(what: str) -> Iterator[None]:
+    """What the system refuses becomes one line: what cannot be done, the path if it knows one, and its reason."""
+    try:
+        yield
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename is not None else ""
+        raise CommandError(f"{what}: {where}{error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def printing() -> Iterator[None]:
+    """The same for what goes to stdout. That nobody reads on is no error."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        give_up_stdout()
+        raise CommandError(f"stdout cannot be written: {error.strerror}") from error
+
+
+def give_up_stdout() -> None:
+    """What still waits to be written would fail once more when Python ends, with a traceback."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def check_target(path: Path) -> None:
     """Refuse a file that cannot be written before the work that fills it, not after."""
     folder = path.absolute().parent
-    try:
+    with refusals(f"the folder of {path} cannot be made"):
         folder.mkdir(parents=True, exist_ok=True)
+    with refusals(f"{path} cannot be written"):
+        if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+            raise CommandError(f"{path} cannot be written")
+
+
+def failure(path: Path, write: Callable[[], object]) -> CommandError | None:
+    """Why a file cannot be written, to be raised when all that took time to find out is printed."""
+    try:
+        write()
     except OSError as error:
-        raise CommandError(f"the folder of {path} cannot be made: {error.strerror}") from error
-    if path.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-        raise CommandError(f"{path} cannot be written")
+        return CommandError(f"{path} cannot be written: {error.strerror}")
+    return None
+
+
+class Screen(Console):
+    """A console that says in one line why it cannot print."""
+
+    def print(self, *what: Any, **how: Any) -> None:
+        with printing():
+            super().print(*what, **how)
 
 
 def console(*, stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
-    return Console(stderr=stderr, width=None if stream.isatty() else PIPE_WIDTH, highlight=False)
+    made = Console if stderr else Screen
+    return made(stderr=stderr, width=None if stream.isatty() else PIPE_WIDTH, highlight=False)
+
+
+def print_line(text: str) -> None:
+    with printing():
+        print(text, flush=True)
 
 
 def print_json(value: Any) -> None:
-    print(json.dumps(_finite(value), indent=2, allow_nan=False))
+    print_line(json.dumps(_finite(value), indent=2, allow_nan=False))
 
 
 def _finite(value: Any) -> Any:
@@ -56,8 +115,12 @@ def _finite(value: Any) -> Any:
 
 
 def print_error(message: str) -> None:
+    print_notice(f"error: {message}")
+
+
+def print_notice(message: str) -> None:
     """One line, whatever the message holds."""
-    print(f"omnigemm: error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"omnigemm: {' '.join(message.split())}", file=sys.stderr)
 
 
 def progress() -> Progress:

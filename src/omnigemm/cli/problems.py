@@ -1,4 +1,4 @@
-"""The products that `warm` and `tune` are asked for: an operation with shapes and options, or a file of them."""
+"""The products that commands are asked for: an operation with shapes and options, or a file of them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,15 @@ from . import output
 
 EXAMPLE = "fp8_gemm 16 4096 7168 granularity=128x128"
 RANGE_LIMIT = 65536  # rows in one range: choosing takes milliseconds for each
+GROUPS_LIMIT = 65536  # a list of products has a shape for each, and far more would not fit into memory
 _NUMBER = r"([0-9]{1,18})"  # longer ones no tensor has
 _SHAPE = re.compile(rf"{_NUMBER}(?:-{_NUMBER})?x{_NUMBER}x{_NUMBER}")
-_WORDS = ("dtype", "weight_dtype", "out_dtype", "granularity", "bias", "b_layout")
+_COUNT = re.compile("-?[0-9]{1,18}")
+_TEXTS = ("dtype", "weight_dtype", "out_dtype", "granularity", "a_layout", "b_layout")
+_FLAGS = ("bias", "c", "asymmetric", "act_order")
+_COUNTS = ("batch", "groups", "expected_m", "group_size")
+_WORDS = (*_TEXTS, *_FLAGS, *_COUNTS)
+_ADDING = ("gemm", "grouped_gemm", "grouped_gemm_k_contiguous")
 _YES_NO = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
 
 
@@ -44,8 +50,28 @@ def asked(
     elif not shapes:
         raise output.CommandError(f"{command}: {op} has no --shape, expected at least one such as --shape 16x4096x7168")
     else:
-        found = [describe(op, m=m, n=n, k=k, **words) for text in shapes for m, n, k in parse_shape(text)]
-    return list(dict.fromkeys(found))
+        given = words_of(op, words)
+        found = [describe(op, m=m, n=n, k=k, **given) for text in shapes for m, n, k in parse_shape(text)]
+    # What is expected of a masked group is no part of what is computed, but another kernel may do it.
+    return list({(one, one.expected_m): one for one in found}.values())
+
+
+def words_of(op: str, words: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords of `describe` from those of options and files; what is not given is left out."""
+    given = {name: value for name, value in words.items() if value is not None and value is not False}
+    if given.pop("asymmetric", False):
+        given |= {"a_zero": True} if op == "int8_gemm" else {"symmetric": False}
+    if given.pop("c", False):
+        if op not in _ADDING:
+            raise ShapeError(f"{op}: c is given, but only {', '.join(_ADDING)} add a C")
+        given["beta"] = 1.0
+    check_groups(op, given.get("groups"))
+    return given
+
+
+def check_groups(op: str, groups: int | None) -> None:
+    if groups is not None and groups > GROUPS_LIMIT:
+        raise ShapeError(f"{op}: groups is {groups}, expected at most {GROUPS_LIMIT}")
 
 
 def parse_shape(text: str) -> list[tuple[int, int, int]]:
@@ -73,7 +99,7 @@ def _sizes(text: str) -> list[tuple[int, int, int]] | None:
 def read_problems(command: str, file: Path) -> list[Problem]:
     """One problem, or a range of rows, in each line; '#' starts a comment."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
         raise output.CommandError(f"{command}: file {file} cannot be read: {reason}") from error
@@ -101,12 +127,12 @@ def _parse_line(parts: Sequence[str]) -> list[Problem]:
             f"M N K is {' '.join(sizes)!r}, expected three whole numbers above 0; M may be a range of at most "
             f"{RANGE_LIMIT}, such as 1-64"
         )
-    words = _parse_words(parts[4:])
+    words = words_of(op, _parse_words(parts[4:]))
     return [describe(op, m=m, n=n, k=k, **words) for m, n, k in found]
 
 
 def _parse_words(parts: Sequence[str]) -> dict[str, Any]:
-    words: dict[str, Any] = {}
+    words: dict[str, str] = {}
     for part in parts:
         name, _, value = part.partition("=")
         if name not in _WORDS or not value:
@@ -114,11 +140,19 @@ def _parse_words(parts: Sequence[str]) -> dict[str, Any]:
         if name in words:
             raise output.CommandError(f"{part!r} comes after {name}={words[name]}, expected {name} once")
         words[name] = value
-    if "bias" in words:
-        if words["bias"] not in _YES_NO:
-            raise output.CommandError(f"bias is {words['bias']!r}, expected yes or no")
-        words["bias"] = _YES_NO[words["bias"]]
-    return words
+    return {name: _value(name, value) for name, value in words.items()}
+
+
+def _value(name: str, text: str) -> Any:
+    if name in _FLAGS:
+        if text not in _YES_NO:
+            raise output.CommandError(f"{name} is {text!r}, expected yes or no")
+        return _YES_NO[text]
+    if name in _COUNTS:
+        if not _COUNT.fullmatch(text):
+            raise output.CommandError(f"{name} is {text!r}, expected a whole number")
+        return int(text)
+    return text
 
 
 def summary(refused: Sequence[Refused]) -> list[str]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from ..backends.cuda import CudaBackend, jit
 from ..backends.cuda.gpu import Gpu
 from ..backends.cuda.jit import owned, store
 from ..core.problem import Problem
-from ..core.settings import cache_dir
+from ..core.settings import cache_dir, settings
 from . import output
 from .problems import Refused, asked, summary
 from .target import named_gpu, usual_gpu
@@ -33,6 +36,14 @@ class Warmed:
     problems: int
 
 
+class Stopped(Exception):
+    """By Ctrl-C, with what was done until then."""
+
+    def __init__(self, done: Sequence[Warmed]) -> None:
+        super().__init__()
+        self.done = done
+
+
 def run_warm(
     op: str | None,
     shapes: Sequence[str],
@@ -41,17 +52,24 @@ def run_warm(
     file: Path | None = None,
     gpu: str | None = None,
     jobs: int | None = None,
+    constant_weights: bool = False,
     as_json: bool = False,
 ) -> int:
-    """Compile, and print how each kernel went; 1 if one failed or a problem has none."""
+    """Compile, and print how each kernel went; 1 if one failed or a problem has none, 130 if it was stopped."""
     which = usual_gpu() if gpu is None else named_gpu("warm", gpu)
     problems = asked("warm", op, shapes, words, file)
     answer = jit.available()
     if not answer:
         raise output.CommandError(f"warm: kernels cannot be compiled: {answer.reason}")
     start = time.perf_counter()
-    uses, refused = choose(problems, which)
-    warmed = compile_all(uses, jobs)
+    with settings(constant_weights=True) if constant_weights else contextlib.nullcontext():
+        uses, refused = choose(problems, which)
+    try:
+        warmed = compile_all(uses, jobs)
+    except Stopped as stop:
+        ready = sum(one.ok for one in stop.done)
+        output.print_notice(f"stopped; {ready} of {len(uses)} kernels are ready in {cache_dir()}")
+        return 130
     seconds = time.perf_counter() - start
     ok = not refused and all(one.ok for one in warmed)
     if as_json:
@@ -92,14 +110,25 @@ def choose(problems: Sequence[Problem], which: Gpu) -> tuple[dict[jit.KernelSpec
 
 
 def compile_all(uses: Mapping[jit.KernelSpec, int], jobs: int | None = None) -> list[Warmed]:
-    with output.progress() as bar:
+    """All of them, `jobs` at a time. Ctrl-C waits for those that are being compiled, and not for the others."""
+    running: list[tuple[Future[list[jit.Result]], int]] = []
+
+    def done() -> list[Warmed]:
+        return [_warmed(one.result()[0], problems) for one, problems in running if not one.cancelled()]
+
+    # Handed over one by one, because jit.warm does not return before all that it was given is compiled.
+    pool = ThreadPoolExecutor(jobs or len(os.sched_getaffinity(0)), thread_name_prefix="omnigemm-warm")
+    with pool, output.progress() as bar:
         task = bar.add_task("compile", total=len(uses))
-
-        def done(result: jit.Result) -> None:
-            bar.update(task, description=result.spec.name, advance=1)
-
-        results = jit.warm(uses, jobs, done)
-    return [_warmed(one, uses[one.spec]) for one in results]
+        try:
+            for spec, problems in uses.items():
+                running.append((pool.submit(jit.warm, (spec,), 1), problems))
+            for one in as_completed([future for future, _ in running]):
+                bar.update(task, description=one.result()[0].spec.name, advance=1)
+        except KeyboardInterrupt:
+            pool.shutdown(cancel_futures=True)
+            raise Stopped(done()) from None
+    return done()
 
 
 def _warmed(result: jit.Result, problems: int) -> Warmed:

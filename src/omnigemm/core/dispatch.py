@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
@@ -13,6 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 
 from .errors import DeviceError, UnsupportedError
+from .forks import in_children
 from .plan import Plan
 from .problem import Problem, describe
 from .settings import check_backend, current
@@ -157,8 +157,9 @@ def explain_problem(problem: Problem, device: torch.device, backend: str | None 
     for i, (candidate, _) in enumerate(found):
         if i == best:
             candidate = dataclasses.replace(candidate, chosen=True)
-        elif candidate.ok and best is not None:
-            slower = (candidate.cost or 0.0) / max(found[best][0].cost or 0.0, 1e-12)
+        # A product of nothing takes no time, and there is nothing to compare.
+        elif candidate.ok and best is not None and (least := found[best][0].cost):
+            slower = (candidate.cost or 0.0) / least
             reason = f"{candidate.reason}; expected {slower:.1f}x the time of {found[best][0].kernel}"
             candidate = dataclasses.replace(candidate, reason=reason)
         rows.append(candidate)
@@ -234,8 +235,7 @@ class PlanCache(Generic[T]):
         self._entries: dict[Hashable, T] = {}
         self._held = 0
         self._lock = threading.Lock()
-        if hasattr(os, "register_at_fork"):  # another thread may hold it just then, and is not there in the child
-            os.register_at_fork(after_in_child=self._renew_lock)
+        in_children(self._renew_lock)
         self.get: Callable[[Hashable], T | None] = self._entries.get
 
     def _renew_lock(self) -> None:

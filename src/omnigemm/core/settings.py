@@ -10,6 +10,7 @@ import functools
 import inspect
 import logging
 import os
+import re
 from contextlib import ContextDecorator
 from contextvars import ContextVar
 from pathlib import Path
@@ -27,7 +28,7 @@ ENVIRONMENT: dict[str, tuple[str, str]] = {
     ),
     "OMNIGEMM_CACHE_DIR": ("folder for compiled kernels and measured tables", "~/.cache/omnigemm"),
     "OMNIGEMM_BLAS_LIBRARY": (
-        "the cuBLAS-compatible library to use: nvidia or kunlun, with :path if it is elsewhere than usual",
+        "the cuBLAS-compatible library to use: a vendor's name, with :path if it is elsewhere than usual",
         "on NVIDIA GPUs, the cuBLAS that torch uses",
     ),
     "OMNIGEMM_CONSTANT_WEIGHTS": (
@@ -48,6 +49,7 @@ class Settings:
     deterministic: bool = False
     weight_cache_mib: int | None = None
     constant_weights: bool = False
+    blas_library: str | None = None  # vendor or vendor:path
 
     def __post_init__(self) -> None:
         if self.backend is not None:
@@ -59,6 +61,10 @@ class Settings:
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise SettingsError(f"settings: {name} is {value!r}, expected True or False")
+        if self.blas_library is not None and not isinstance(self.blas_library, str):
+            raise SettingsError(
+                f"settings: blas_library is {self.blas_library!r}, expected None, vendor or vendor:path"
+            )
 
 
 def check_backend(where: str, name: object) -> None:
@@ -71,12 +77,22 @@ def _from_environment() -> Settings:
     if backend is not None:
         check_backend("OMNIGEMM_BACKEND", backend)
     text = os.environ.get("OMNIGEMM_WEIGHT_CACHE_MIB", "")
-    if text and not text.isdigit():
+    # Not isdigit, which takes digits of all scripts; and no machine has more than 15 of them.
+    if text and not re.fullmatch("[0-9]{1,15}", text):
         raise SettingsError(f"OMNIGEMM_WEIGHT_CACHE_MIB is {text!r}, expected a whole number of MiB")
-    _start_log(os.environ.get("OMNIGEMM_LOG", ""))
-    return Settings(
-        backend, _flag("OMNIGEMM_DETERMINISTIC"), int(text) if text else None, _flag("OMNIGEMM_CONSTANT_WEIGHTS")
+    level = os.environ.get("OMNIGEMM_LOG", "")
+    if level not in ("", "off", "debug"):
+        raise SettingsError(f"OMNIGEMM_LOG is {level!r}, expected debug or off")
+    found = Settings(
+        backend,
+        _flag("OMNIGEMM_DETERMINISTIC"),
+        int(text) if text else None,
+        _flag("OMNIGEMM_CONSTANT_WEIGHTS"),
+        os.environ.get("OMNIGEMM_BLAS_LIBRARY") or None,
     )
+    if level == "debug":  # only now, when nothing is wrong: what fails is read again at the next call
+        _start_log()
+    return found
 
 
 def _flag(name: str) -> bool:
@@ -86,16 +102,17 @@ def _flag(name: str) -> bool:
     return value == "1"
 
 
-def _start_log(level: str) -> None:
+_handlers: dict[str, logging.Handler] = {}
+
+
+def _start_log() -> None:
     """The library logs to the logger 'omnigemm'; the variable shows it to people who configure no logging."""
-    if level not in ("", "off", "debug"):
-        raise SettingsError(f"OMNIGEMM_LOG is {level!r}, expected debug or off")
-    if level == "debug":
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("omnigemm: %(message)s"))
-        logger = logging.getLogger("omnigemm")
-        logger.addHandler(handler)
-        logger.setLevel(logging.DEBUG)
+    made = logging.StreamHandler()
+    made.setFormatter(logging.Formatter("omnigemm: %(message)s"))
+    logger = logging.getLogger("omnigemm")
+    # Threads may come here at once: one handler wins, and a logger, which has its own lock, takes it only once.
+    logger.addHandler(_handlers.setdefault("debug", made))
+    logger.setLevel(logging.DEBUG)
 
 
 _active: ContextVar[Settings | None] = ContextVar("omnigemm_settings", default=None)
@@ -160,10 +177,46 @@ class settings(ContextDecorator):
 _entered: ContextVar[tuple[tuple[settings, Settings | None], ...]] = ContextVar("omnigemm_entered", default=())
 
 
+def home() -> Path | None:
+    """The user's own folder. None for one who has none, as in containers that run under a bare number."""
+    if os.environ.get("HOME") == "":  # which would mean the root of the file system
+        return None
+    try:
+        found = Path.home()
+    except RuntimeError:
+        return None
+    return found if found.is_absolute() else None
+
+
 def cache_dir() -> Path:
-    """Where compiled kernels and measured tables are kept. The folder need not exist."""
+    """Where compiled kernels and measured tables are kept: an absolute path. The folder need not exist."""
     chosen = os.environ.get("OMNIGEMM_CACHE_DIR")
     if chosen:
-        return Path(chosen).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "omnigemm"
+        return _chosen("OMNIGEMM_CACHE_DIR", chosen)
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(base):  # the XDG specification says to ignore any other
+        return Path(base, "omnigemm")
+    own = home()
+    # Without a home, below a folder that everybody can write to: nothing in it is used unless it is ours alone.
+    return own / ".cache" / "omnigemm" if own is not None else Path("/tmp", f"omnigemm-{os.geteuid()}")
+
+
+def _chosen(name: str, text: str) -> Path:
+    if text.split("/", 1)[0] == "~" and home() is None:
+        raise SettingsError(
+            f"{name} is {text!r}, but there is no home folder; expected a path without ~, or HOME to be set"
+        )
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError as error:
+        raise SettingsError(f"{name} is {text!r}, expected a folder: there is no such user") from error
+    try:
+        return path if path.is_absolute() else _below_here(text)
+    except OSError as error:
+        raise SettingsError(f"{name} is {text!r}, but the working folder that it starts from is gone") from error
+
+
+@functools.cache
+def _below_here(text: str) -> Path:
+    """A relative path, from where the process was when it was first asked for: it does not move when that changes."""
+    return Path.cwd() / text

@@ -139,6 +139,10 @@ def gemm(
     """
     if backend is not None:
         need_backend("gemm", backend)
+    if type(alpha) is int and -MOST <= alpha <= MOST:
+        alpha = float(alpha)
+    if type(beta) is int and -MOST <= beta <= MOST:
+        beta = float(beta)
     done: Any = ANEW
     if type(alpha) is float and type(beta) is float:  # True equals 1.0, but is no number to multiply by
         done = repeated("gemm", a, b, (out, out_dtype, backend, a, b, c, alpha, beta))

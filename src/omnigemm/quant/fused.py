@@ -110,7 +110,7 @@ def _by_rows(compute: _Compute, x: torch.Tensor, width: int) -> torch.Tensor:
     if torch.compiler.is_compiling() or x.numel() <= _CHUNK or x.device.type != "cpu":
         return compute(x).reshape(shape)
     rows = x.reshape(-1, x.size(-1))
-    out = torch.empty(rows.size(0), width)
+    out = torch.empty(rows.size(0), width, dtype=torch.float32, device=x.device)
     for part in row_blocks(rows.size(0), rows.size(1), _CHUNK):
         out[part] = compute(rows[part])
     return out.reshape(shape)

@@ -155,7 +155,8 @@ class Int4Weight:
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Tensors only, so that safetensors can store them; from_state_dict reads them back."""
         experts = -1 if self.experts is None else self.experts
-        meta = torch.tensor([FORMAT_VERSION, self.n, self.k, self.group_size, experts], dtype=torch.int64)
+        fields = [FORMAT_VERSION, self.n, self.k, self.group_size, experts]
+        meta = torch.tensor(fields, dtype=torch.int64, device="cpu")
         return {**self._tensors(), _META: meta}
 
     @classmethod
@@ -347,7 +348,7 @@ class Int4Weight:
         """Where each input column is stored, or None when in order; of static shape, to be traceable."""
         if self.perm is None:
             return None
-        stored = torch.arange(self.padded_k, device=self.device)
+        stored = torch.arange(self.padded_k, dtype=torch.int64, device=self.device)
         # Padding lands in a place past the end, which is cut off.
         index = torch.where(self.perm < 0, self.k, self.perm).long()
         return stored.new_zeros(self.k + 1).scatter(0, index, stored)[: self.k]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+import omnigemm
 from omnigemm.backends.blas import BlasBackend, BlasKernel
 from omnigemm.backends.blas.caller import Caller
 from omnigemm.backends.blas.pool import Pool
@@ -20,6 +22,24 @@ NVIDIA = dataclasses.replace(VENDORS["nvidia"], device_type="cpu", workspace_byt
 KUNLUN = dataclasses.replace(VENDORS["kunlun"], device_type="cpu", workspace_bytes=4096)
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 STREAM = 0x70
+LAYOUTS = ["rows", "columns", "wide", "scattered"]
+# Written out here: the table that errors are made from is what tests look at.
+STATUS_NAMES = {
+    1: "NOT_INITIALIZED",
+    3: "ALLOC_FAILED",
+    7: "INVALID_VALUE",
+    8: "ARCH_MISMATCH",
+    11: "MAPPING_ERROR",
+    13: "EXECUTION_FAILED",
+    14: "INTERNAL_ERROR",
+    15: "NOT_SUPPORTED",
+    16: "LICENSE_ERROR",
+    99: "an unknown status",
+}
+
+
+def error_of(status: int) -> type[omnigemm.OmniGemmError]:
+    return {7: omnigemm.LayoutError, 15: omnigemm.UnsupportedError}.get(status, omnigemm.DeviceError)
 
 
 def caller(stream: Callable[[], int] = lambda: STREAM, capturing: Callable[[], bool] = lambda: False) -> Caller:
@@ -54,6 +74,21 @@ def twos(backend: BlasBackend) -> None:
     assert torch.equal(product(backend, torch.empty(2, 2), torch.ones(2, 2), torch.ones(2, 2)), torch.full((2, 2), 2.0))
 
 
+def laid_out(x: Tensor, how: str) -> Tensor:
+    """The same values with other strides."""
+    if how == "columns":
+        return x.transpose(-1, -2).contiguous().transpose(-1, -2)
+    if how == "wide":  # rows of a wider matrix
+        wide = torch.full((*x.shape[:-1], x.size(-1) + 3), float("nan"), dtype=x.dtype)
+        wide[..., 1:-2] = x
+        return wide[..., 1:-2]
+    if how == "scattered":  # no dimension is dense
+        wide = torch.full((*x.shape[:-1], 2 * x.size(-1)), float("nan"), dtype=x.dtype)
+        wide[..., ::2] = x
+        return wide[..., ::2]
+    return x.contiguous()
+
+
 def exact(a: Tensor, b: Tensor, c: Tensor | None = None, alpha: float = 1.0, beta: float = 0.0) -> Tensor:
     result = alpha * torch.matmul(a.double(), b.double())
     return result if c is None or beta == 0.0 else result + beta * c.double()
@@ -62,6 +97,14 @@ def exact(a: Tensor, b: Tensor, c: Tensor | None = None, alpha: float = 1.0, bet
 def products(log: list[str]) -> list[str]:
     """The lines of products, each a dictionary's worth of words."""
     return [line for line in log if line.startswith("gemm")]
+
+
+def in_threads(count: int, work: Callable[[int], None]) -> None:
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def word(line: str, name: str) -> str:

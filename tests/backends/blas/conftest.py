@@ -75,13 +75,20 @@ class Pair:
 Build = Callable[..., Standin]
 
 
-def compiled(source: Path, path: Path, options: tuple[str, ...] = ()) -> Standin:
+class Kunlun:
+    """A vendor's folder as KUNLUN_HOME points to it, with its two libraries, which it keeps apart."""
+
+    def __init__(self, home: Path, blas: Standin, runtime: Standin) -> None:
+        self.home, self.blas, self.runtime, self.path = home, blas, runtime, blas.path
+
+
+def compiled(source: Path, path: Path, options: tuple[str, ...] = (), linked: tuple[str, ...] = ()) -> Standin:
     compiler = shutil.which("cc")
     if compiler is None:
         missing = "no C compiler 'cc' on this machine to build the stand-in for a vendor library"
         pytest.fail(f"{missing}: CI must have one") if os.environ.get("CI") else pytest.skip(missing)
     command = [compiler, "-std=c11", "-O2", "-Wall", "-Wextra", "-shared", "-fPIC", "-pthread"]
-    command += [*(f"-D{option}" for option in options), str(source), "-o", str(path), "-lm"]
+    command += [*(f"-D{option}" for option in options), str(source), "-o", str(path), "-lm", *linked]
     run = subprocess.run(command, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     return Standin(path)
@@ -118,6 +125,40 @@ def build_pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pair]:
         return built[options]
 
     return build
+
+
+@pytest.fixture(scope="session")
+def build_kunlun(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Kunlun]:
+    """Compile both of the vendor's libraries: the first, without bf16 by handles, with cublasLt in it or not."""
+    built: dict[tuple[bool, tuple[str, ...]], Kunlun] = {}
+
+    def build(lt: bool, *options: str) -> Kunlun:
+        if (lt, options) not in built:
+            home = tmp_path_factory.mktemp("kunlun")
+            blas, runtime = home / "xhpc" / "xblas" / "so", home / "xre" / "so"
+            blas.mkdir(parents=True)
+            runtime.mkdir(parents=True)
+            waits = compiled(SOURCE, runtime / "libxpurt.so", ("STANDIN_RUNTIME",), ("-Wl,-soname,libxpurt.so",))
+            # As the vendor's may: it is only found if the runtime is in the process already.
+            needs = ("-Wl,--no-as-needed", f"-L{runtime}", "-lxpurt")
+            ways = ("NO_BF16", "WITHOUT_HEURISTIC", "WITHOUT_ALGORITHM", *options)
+            first = compiled(LT_SOURCE if lt else SOURCE, blas / "libxpu_blas.so", ways, needs)
+            built[lt, options] = Kunlun(home, first, waits)
+        built[lt, options].blas.reset()
+        built[lt, options].runtime.reset()
+        return built[lt, options]
+
+    return build
+
+
+@pytest.fixture(params=[True, False], ids=["with cublasLt", "without cublasLt"])
+def kunlun(
+    build_kunlun: Callable[..., Kunlun], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Kunlun:
+    """Both ways that bf16 may go."""
+    made = build_kunlun(request.param)
+    monkeypatch.setenv("KUNLUN_HOME", str(made.home))
+    return made
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@
 //   -DWITHOUT_WORKSPACE   no cublasSetWorkspace_v2
 //   -DWITHOUT_GEMM        no products at all
 //   -DONLY_BATCHES        no cublasGemmEx, no cublasGemmGroupedBatchedEx, no cublasSetMathMode
-//   -DNO_BF16             gemm knows no bf16
+//   -DNO_BF16             gemm knows no bf16 (cublasLt, if it is in the same library, does)
 #define _POSIX_C_SOURCE 200809L
 #include <math.h>
 #include <pthread.h>
@@ -101,7 +101,7 @@ static int injected(const char* function) {
 struct handle {
     struct handle* next;
     char name[16];
-    bool alive;
+    bool alive, forgotten;  // of before a reset: that it is destroyed, whenever it is collected, is not worth a line
     int busy;  // how many products are inside
     int mode;
     void* stream;
@@ -116,6 +116,7 @@ void standin_reset(void) {
     pthread_mutex_lock(&lock);
     for (struct handle* h = handles; h != NULL; h = h->next) {
         h->alive = false;
+        h->forgotten = true;
         strcpy(h->name, "h?");
     }
     for (int i = 0; i < FUNCTIONS; i++) failures[i].times = 0;
@@ -213,15 +214,20 @@ int cublasCreate_v2(void** handle) {
     return status;
 }
 
-int cublasDestroy_v2(void* handle) {
+static int destroy(const char* function, void* handle) {
     pthread_mutex_lock(&lock);
     struct handle* h = find(handle);
-    int status = enter("cublasDestroy_v2", handle, h);
-    if (status == SUCCESS) h->alive = false;
-    record(status, "destroy %s", name(h));
+    int status = NOT_INITIALIZED;
+    if (h == NULL || !h->forgotten) {
+        status = enter(function, handle, h);
+        if (status == SUCCESS) h->alive = false;
+        record(status, "destroy %s", name(h));
+    }
     pthread_mutex_unlock(&lock);
     return status;
 }
+
+int cublasDestroy_v2(void* handle) { return destroy("cublasDestroy_v2", handle); }
 
 int cublasSetStream_v2(void* handle, void* stream) {
     pthread_mutex_lock(&lock);
@@ -303,11 +309,13 @@ static void store(void* data, int type, ptrdiff_t i, double x) {
     ((uint16_t*)data)[i] = (uint16_t)(bits | (signbit(x) ? 0x8000u : 0));
 }
 
-static bool type_known(int type) {
+static bool type_known(int type) { return type == R_32F || type == R_16F || type == R_16BF; }
+
+static bool handles_know(int type) {
 #ifdef NO_BF16
     if (type == R_16BF) return false;
 #endif
-    return type == R_32F || type == R_16F || type == R_16BF;
+    return type_known(type);
 }
 
 // `lines` lines of k elements, as doubles. Line i, element p is at i * line_step + p * step.
@@ -339,7 +347,7 @@ static int check(const struct product* p, struct kinds kinds) {
         p->ldb < (p->transb ? p->n : p->k) || p->ldc < 1 || p->ldc < p->m || p->alpha == NULL || p->beta == NULL ||
         (!is_empty(p) && (p->C == NULL || (p->k > 0 && (p->A == NULL || p->B == NULL)))))
         return INVALID_VALUE;
-    bool known = type_known(kinds.a) && kinds.b == kinds.a && (kinds.c == kinds.a || kinds.c == R_32F);
+    bool known = handles_know(kinds.a) && kinds.b == kinds.a && (kinds.c == kinds.a || kinds.c == R_32F);
     bool fast = kinds.compute == COMPUTE_32F_FAST_TF32 && kinds.a == R_32F;
     return known && (kinds.compute == COMPUTE_32F || fast) ? SUCCESS : NOT_SUPPORTED;
 }

@@ -5,6 +5,7 @@
 // threads; a workspace that two products have at once is counted. Options at compile time:
 //   -DWITHOUT_HEURISTIC   no cublasLtMatmulAlgoGetHeuristic
 //   -DWITHOUT_VERSION     no cublasLtGetVersion
+//   -DWITHOUT_ALGORITHM   products run without an algorithm, and only so; with any workspace and alignment
 #include "standin.c"
 
 enum object_kind { OPERATION = 1, LAYOUT, PREFERENCE };
@@ -13,7 +14,7 @@ enum object_kind { OPERATION = 1, LAYOUT, PREFERENCE };
 struct object {
     struct object* next;
     int kind;
-    bool alive;
+    bool alive, forgotten;
     int compute, scale, transa, transb;           // of an operation
     int type, batch;                              // of a layout
     uint64_t rows, columns;
@@ -41,6 +42,11 @@ struct result {
 _Static_assert(sizeof(struct result) == 96, "cublasLtMatmulHeuristicResult_t has 96 bytes");
 
 enum { MAGIC = 0x4c74, BUSY = 64 };
+#ifdef WITHOUT_ALGORITHM
+enum { NEEDS_ALGORITHM = 0 };
+#else
+enum { NEEDS_ALGORITHM = 1 };
+#endif
 static int found_count = 1, found_state;
 static const void* busy[BUSY];  // workspaces of products that run
 
@@ -56,7 +62,7 @@ void standin_lt_find(int count, int state) {
 
 void standin_lt_reset(void) {
     pthread_mutex_lock(&lock);
-    for (struct object* o = objects; o != NULL; o = o->next) o->alive = false;
+    for (struct object* o = objects; o != NULL; o = o->next) o->alive = false, o->forgotten = true;
     found_count = 1;
     found_state = SUCCESS;
     pthread_mutex_unlock(&lock);
@@ -93,19 +99,16 @@ int cublasLtCreate(void** handle) {
     return status;
 }
 
-int cublasLtDestroy(void* handle) {
-    pthread_mutex_lock(&lock);
-    struct handle* h = find(handle);
-    int status = enter("cublasLtDestroy", handle, h);
-    if (status == SUCCESS) h->alive = false;
-    record(status, "destroy %s", name(h));
-    pthread_mutex_unlock(&lock);
-    return status;
+int cublasLtDestroy(void* handle) { return destroy("cublasLtDestroy", handle); }
+
+static struct object* known(const void* object) {
+    struct object* o = objects;
+    while (o != NULL && o != object) o = o->next;
+    return o;
 }
 
 static struct object* living(const void* object, int kind) {
-    struct object* o = objects;
-    while (o != NULL && o != object) o = o->next;
+    struct object* o = known(object);
     return o != NULL && o->alive && o->kind == kind ? o : NULL;
 }
 
@@ -128,11 +131,14 @@ static int make(const char* function, void** object, struct object value) {
 
 static int drop(const char* function, void* object, int kind) {
     pthread_mutex_lock(&lock);
-    int status = injected(function);
-    struct object* o = living(object, kind);
-    if (status == SUCCESS && o == NULL) status = INVALID_VALUE;
-    if (status == SUCCESS) o->alive = false;
-    record(status, "%s", function);
+    struct object* o = known(object);
+    int status = INVALID_VALUE;
+    if (o == NULL || !o->forgotten) {
+        status = injected(function);
+        if (status == SUCCESS && living(object, kind) == NULL) status = INVALID_VALUE;
+        if (status == SUCCESS) o->alive = false;
+        record(status, "%s", function);
+    }
     pthread_mutex_unlock(&lock);
     return status;
 }
@@ -292,6 +298,18 @@ int cublasLtMatmulAlgoGetHeuristic(void* handle, void* operation, void* a, void*
 
 static bool aligned(const void* address, uint32_t to) { return ADDRESS(address) % to == 0; }
 
+// Whether the algorithm, if one is needed, was chosen for just this. The lock is held.
+static bool fits(const struct algorithm* algorithm, const struct described* p, const void* const addresses[4],
+                 size_t bytes) {
+    if (!NEEDS_ALGORITHM) return algorithm == NULL;
+    if (algorithm == NULL || algorithm->magic != MAGIC || algorithm->hash != hash(p) ||
+        algorithm->compute != (uint32_t)p->operation->compute || algorithm->workspace > bytes)
+        return false;
+    for (int i = 0; i < 4; i++)
+        if (!aligned(addresses[i], algorithm->alignments[i])) return false;
+    return true;
+}
+
 int cublasLtMatmul(void* handle, void* operation, const void* alpha, const void* A, void* a, const void* B, void* b,
                    const void* beta, const void* C, void* c, void* D, void* d, const struct algorithm* algorithm,
                    void* workspace, size_t bytes, void* stream) {
@@ -300,13 +318,10 @@ int cublasLtMatmul(void* handle, void* operation, const void* alpha, const void*
     int status = enter("cublasLtMatmul", handle, h), slot = -1;
     struct described p = described(operation, a, b, c, d);
     if (status == SUCCESS) status = check_described(&p);
+    const void* const addresses[4] = {A, B, C, D};
     if (status == SUCCESS &&
-        (alpha == NULL || beta == NULL || A == NULL || B == NULL || C == NULL || D == NULL || algorithm == NULL ||
-         algorithm->magic != MAGIC || algorithm->hash != hash(&p) ||
-         algorithm->compute != (uint32_t)p.operation->compute || algorithm->workspace > bytes ||
-         (bytes > 0 && workspace == NULL) || !aligned(A, algorithm->alignments[0]) ||
-         !aligned(B, algorithm->alignments[1]) || !aligned(C, algorithm->alignments[2]) ||
-         !aligned(D, algorithm->alignments[3]) || !aligned(workspace, 16) ||
+        (alpha == NULL || beta == NULL || A == NULL || B == NULL || C == NULL || D == NULL ||
+         !fits(algorithm, &p, addresses, bytes) || (bytes > 0 && workspace == NULL) || !aligned(workspace, 16) ||
          (C == D && (p.c->ld != p.d->ld || p.c->step != p.d->step))))
         status = INVALID_VALUE;
     if (p.operation == NULL || p.a == NULL || p.b == NULL || p.c == NULL || p.d == NULL) {

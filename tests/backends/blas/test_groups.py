@@ -11,7 +11,19 @@ import torch
 from torch import Tensor
 
 import omnigemm
-from backends.blas.cases import CPU, FLOATS, STREAM, caller, exact, kernel, opened, products, word
+from backends.blas.cases import (
+    CPU,
+    FLOATS,
+    STATUS_NAMES,
+    STREAM,
+    caller,
+    error_of,
+    exact,
+    kernel,
+    opened,
+    products,
+    word,
+)
 from omnigemm.backends.blas.caller import Caller
 from omnigemm.core.dtypes import name_of
 from omnigemm.core.problem import describe
@@ -97,7 +109,6 @@ def test_what_the_vendors_function_does_not_take_is_a_loop(standin: Any, why: st
     elif why == "captured":
         found.product(torch.empty(1, 1), torch.ones(1, 1), torch.ones(1, 1), None, 1.0, 0.0)
         captures[0] = True
-        standin.lib.standin_log()
     before = len(products(standin.log()))
     found.groups(out, a, b, None, [1.0] * 5, [0.0] * 5)
     check(out, a, b, c, [1.0] * 5, [0.0] * 5)
@@ -175,12 +186,28 @@ def test_handles_and_switches_are_those_of_single_products(standin: Any) -> None
     assert standin.live_handles() == 2
 
 
-def test_a_vendor_that_must_be_waited_for(standin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tf32_is_as_torch_has_it(standin: Any) -> None:
+    found = kernel(opened(standin))
+    a, b, c = lists(torch.float32)
+    try:
+        for torch.backends.cuda.matmul.allow_tf32 in (False, True, False):
+            found.groups(c, a, b, None, [1.0] * 5, [0.0] * 5)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
+    computes = [word(line, "compute") for line in standin.log() if line.startswith("group ")]
+    assert computes == ["68"] * 3 + ["77"] * 3 + ["68"] * 3
+
+
+@pytest.mark.parametrize("status", [0, 13])
+def test_a_vendor_that_must_be_waited_for(standin: Any, monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    """Before the table of addresses is given back, whatever came of it."""
     found = kernel(opened(standin))
     waited: list[int] = []
     monkeypatch.setattr(found.product.library, "_wait", lambda stream: waited.append(stream) or 0)
     a, b, c = lists(torch.float16)
-    found.groups(c, a, b, None, [1.0] * 5, [0.0] * 5)
+    standin.fail("cublasGemmGroupedBatchedEx", status, times=int(status > 0))
+    with pytest.raises(omnigemm.DeviceError) if status else contextlib.nullcontext():
+        found.groups(c, a, b, None, [1.0] * 5, [0.0] * 5)
     assert waited == [STREAM]
 
 
@@ -201,14 +228,48 @@ def test_lists_on_another_device(standin: Any, monkeypatch: pytest.MonkeyPatch) 
     assert where == [1]
 
 
-def test_a_status_of_the_grouped_function(standin: Any) -> None:
+@pytest.mark.parametrize("status", STATUS_NAMES)
+@pytest.mark.parametrize(
+    "function",
+    [
+        "cublasCreate_v2",
+        "cublasSetStream_v2",
+        "cublasSetWorkspace_v2",
+        "cublasSetMathMode",
+        "cublasGemmGroupedBatchedEx",
+    ],
+)
+def test_every_status_is_an_error_of_ours(standin: Any, function: str, status: int) -> None:
+    """Before a C is copied, or a group without a K written, if there is no handle or it refuses."""
     found = kernel(opened(standin))
-    a, b, c = lists(torch.float32)
-    standin.fail("cublasGemmGroupedBatchedEx", 13)
-    with pytest.raises(omnigemm.DeviceError, match=r"cublasGemmGroupedBatchedEx answers EXECUTION_FAILED \(13\)"):
-        found.groups(c, a, b, None, [1.0] * 5, [0.0] * 5)
-    found.groups(c, a, b, None, [1.0] * 5, [0.0] * 5)
-    check(c, a, b, c, [1.0] * 5, [0.0] * 5)
+    a, b, c = lists(torch.float16)
+    out = [torch.full_like(one, 5.0) for one in c]
+    standin.fail(function, status)
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    try:
+        wanted = rf"NVIDIA cuBLAS: {function} answers {STATUS_NAMES[status]} \({status}\)"
+        with pytest.raises(error_of(status), match=wanted):
+            found.groups(out, a, b, c, [1.0] * 5, [1.0] * 5)
+        assert function == "cublasGemmGroupedBatchedEx" or all(bool((one == 5.0).all()) for one in out)
+        found.groups(out, a, b, c, [1.0] * 5, [1.0] * 5)
+    finally:
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = True
+    check(out, a, b, c, [1.0] * 5, [1.0] * 5)
+    found.product.pool(CPU).close()
+    assert standin.live_handles() == 0
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_loop_without_a_handle_writes_nothing(standin_of_batches: Any, captured: bool) -> None:
+    """Not even the groups that need none, which come first in the list."""
+    captures = [captured]
+    found = kernel(opened(standin_of_batches, by=caller(capturing=lambda: captures[0])))
+    a, b = [torch.ones(2, 0), torch.ones(2, 3)], [torch.ones(0, 2), torch.ones(3, 2)]
+    out, c = [torch.full((2, 2), 5.0) for _ in a], [torch.ones(2, 2) for _ in a]
+    standin_of_batches.fail("cublasCreate_v2", 3, times=9)
+    with pytest.raises(omnigemm.DeviceError, match="no handle is ready" if captured else "ALLOC_FAILED"):
+        found.groups(out, a, b, c, [1.0] * 2, [1.0] * 2)
+    assert all(bool((one == 5.0).all()) for one in out)
 
 
 # ---------------------------------------------------------------------------------------------- rows of one tensor
@@ -283,15 +344,69 @@ def test_rows_are_not_captured(standin: Any, op: str, name: str) -> None:
     assert standin.log() == []
 
 
+def explained(backend: Any, monkeypatch: pytest.MonkeyPatch, op: str = "grouped_gemm", **words: Any) -> str:
+    monkeypatch.setattr("omnigemm.backends.backends", lambda: (backend,))
+    found = omnigemm.explain(op, **{"m": 0, "n": 0, "k": 0, "dtype": "fp32", **words}).chosen
+    assert found is not None
+    return found.reason
+
+
+EACH, ALL = "one call for each group", "one call for all groups"
+
+
 def test_large_groups_are_products_of_their_own(standin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """cuBLAS's grouped function has half the speed of its single ones."""
+    """cuBLAS's grouped function has half the speed of its single ones. `explain` says so."""
     backend = opened(standin)
     groups = kernel(backend).groups
     assert groups.in_one_call("fp32", "fp32", 9.9e9)
     assert not groups.in_one_call("fp32", "fp32", 1e10)
+    for rows, way in ((1000, ALL), (1250, EACH)):  # 2 x 1250 x 2000 x 2000 is 10 GFLOP
+        assert way in explained(backend, monkeypatch, shapes=[(rows, 2000, 2000)] * 2)
+        sizes = {"m": rows, "n": 2000, "k": 2000, "groups": 3}
+        assert way in explained(backend, monkeypatch, "grouped_gemm_masked", **sizes)
+        sizes["m"] *= 3
+        assert way in explained(backend, monkeypatch, "grouped_gemm_contiguous", **sizes)
     monkeypatch.setattr("omnigemm.backends.blas.grouped._OWN_CALL", 2.0 * 4 * 5 * 6)
     a, b = [torch.randn(4, 6) for _ in range(3)], [torch.randn(6, 5) for _ in range(3)]
     out = [torch.full((4, 5), float("nan")) for _ in range(3)]
     groups(out, a, b, None, [1.0] * 3, [0.0] * 3)
     assert all(torch.equal(z, exact(x, y).float()) for x, y, z in zip(a, b, out, strict=True))
     assert len(products(standin.log())) == 3
+
+
+@pytest.mark.parametrize("limit", [0.75, 1.25])
+def test_empty_groups_do_not_count_in_the_mean(standin: Any, monkeypatch: pytest.MonkeyPatch, limit: float) -> None:
+    """For `explain` as for the launch."""
+    monkeypatch.setattr("omnigemm.backends.blas.grouped._OWN_CALL", limit * 2.0 * 4 * 5 * 6)
+    backend, shapes = opened(standin), [(4, 5, 6), (4, 5, 6), (0, 5, 6), (4, 5, 0)]
+    assert (ALL if limit > 1 else EACH) in explained(backend, monkeypatch, shapes=shapes)
+    a, b = [torch.randn(m, k) for m, _, k in shapes], [torch.randn(k, n) for _, n, k in shapes]
+    kernel(backend).groups([torch.empty(m, n) for m, n, _ in shapes], a, b, None, [1.0] * 4, [0.0] * 4)
+    names = [line.split()[0] for line in products(standin.log())]
+    assert names == (["gemm_grouped"] if limit > 1 else ["gemm_single"] * 2)
+
+
+@pytest.mark.parametrize("side", ["a", "b"])
+def test_what_must_be_copied_is_a_loop(standin: Any, monkeypatch: pytest.MonkeyPatch, side: str) -> None:
+    """For `explain`, and for the plan's memory: one group's copy at a time."""
+    backend = opened(standin)
+    shapes = [(4, 5, 6), (3, 5, 6)]
+    for layout, way in (("row", ALL), ("col", ALL), ("strided", EACH), ("mixed", ALL)):
+        words = {f"{side}_layout": layout, "shapes": shapes}
+        reason = explained(backend, monkeypatch, **words)
+        assert way in reason
+        assert ("or for each if a matrix has no dense dimension" in reason) == (layout == "mixed")
+        plan = omnigemm.plan("grouped_gemm", m=0, n=0, k=0, dtype="fp32", **words)
+        one = 4 * (24 if side == "a" else 30)
+        assert plan.workspace_bytes == (one if layout in ("strided", "mixed") else 0)
+    assert EACH in explained(
+        backend, monkeypatch, "grouped_gemm_masked", m=4, n=5, k=6, **{f"{side}_layout": "strided"}
+    )
+    a, b = ([torch.randn(one, 6) for one in (4, 3)], [torch.randn(6, 5) for _ in range(2)])
+    given = {"a": a, "b": b}
+    given[side] = [torch.stack([one, one], -1)[..., 0] for one in given[side]]
+    forget_calls()
+    out = omnigemm.grouped_gemm(given["a"], given["b"])
+    forget_calls()
+    check(out, a, b, out, [1.0] * 2, [0.0] * 2)
+    assert [line.split()[0] for line in products(standin.log())] == ["gemm_single"] * 2

@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import subprocess
+import sys
 import threading
 import time
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 import omnigemm
-from backends.blas.cases import caller, exact, kernel, opened, pool, product, products, twos, word
-from omnigemm.backends.blas import BlasBackend
+from backends.blas.cases import (
+    CPU,
+    KUNLUN,
+    caller,
+    exact,
+    in_threads,
+    kernel,
+    opened,
+    pool,
+    product,
+    products,
+    twos,
+    word,
+)
+from omnigemm.backends.blas import BlasBackend, kept
+from omnigemm.backends.blas import pool as pool_module
 from omnigemm.backends.blas.pool import Pool
 from omnigemm.backends.blas.vendors import VENDORS
 
@@ -30,14 +50,6 @@ def test_a_handle_is_kept_for_its_stream(standin: Any) -> None:
     assert word(lines[0], "workspace") == word(lines[2], "workspace") != "0x0"
     pool(backend).close()
     assert standin.live_handles() == 0
-
-
-def in_threads(count: int, work: Any) -> None:
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 @pytest.mark.parametrize("streams", [1, 4, 16])
@@ -145,7 +157,7 @@ def test_a_capture_before_any_call_is_refused(standin: Any) -> None:
     twos(backend)
 
 
-def test_a_second_capture_at_once_takes_the_handle_of_a_stream(standin: Any) -> None:
+def test_a_second_capture_at_once_takes_the_handle_of_a_stream(standin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     captures = [False]
     backend = opened(standin, by=caller(capturing=lambda: captures[0]))
     twos(backend)
@@ -153,7 +165,8 @@ def test_a_second_capture_at_once_takes_the_handle_of_a_stream(standin: Any) -> 
     handles = pool(backend)
     one, two = handles.take(), handles.take()
     assert one is not two
-    with pytest.raises(omnigemm.DeviceError, match="no handle is ready"):
+    monkeypatch.setattr(pool_module, "_PATIENCE", 0.05)
+    with pytest.raises(omnigemm.DeviceError, match=r"all handles on cpu are in use, for 0 s by now, and a CUDA graph"):
         handles.take()
     handles.give(one)
     handles.give(two)
@@ -162,6 +175,35 @@ def test_a_second_capture_at_once_takes_the_handle_of_a_stream(standin: Any) -> 
     assert standin.live_handles() == 3
     handles.close()
     assert standin.live_handles() == 0
+
+
+@pytest.mark.parametrize("library", ["standin", "pair"])
+def test_captures_at_once_wait_for_a_handle(request: pytest.FixtureRequest, library: str) -> None:
+    """With cuBLASLt, there is just the one that was made for captures."""
+    made, local = request.getfixturevalue(library), threading.local()
+    blas = made if library == "standin" else made.blas
+    by = caller(lambda: getattr(local, "stream", 1), lambda: getattr(local, "capturing", False))
+    backend = opened(made, by=by)
+    twos(backend)
+    blas.set_delay(20000)
+    ready = threading.Barrier(4)
+    wrong: list[str] = []
+
+    def work(number: int) -> None:
+        local.stream, local.capturing = 10 + number, True
+        a, b = torch.randn(3 + number, 6), torch.randn(6, 5)  # a product that nobody has chosen for
+        out = torch.empty(3 + number, 5)
+        ready.wait()
+        try:
+            if not torch.equal(product(backend, out, a, b), exact(a, b).float()):
+                wrong.append(f"{number}: another result")
+        except omnigemm.OmniGemmError as error:
+            wrong.append(f"{number}: {error}")
+
+    in_threads(4, work)
+    assert not wrong
+    assert blas.overlaps() == 0
+    assert len(products(blas.log())) == (5 if library == "standin" else 4)
 
 
 @pytest.mark.parametrize("function", ["cublasSetStream_v2", "cublasSetWorkspace_v2"])
@@ -183,22 +225,173 @@ def test_threads_that_race_for_the_library_open_it_once(standin: Any, monkeypatc
     opened: list[int] = []
     real = BlasBackend._open
 
-    def slow(self: BlasBackend) -> None:
+    def slow(self: BlasBackend, named: str | None) -> Any:
         opened.append(1)
         time.sleep(0.05)
-        real(self)
+        return real(self, named)
 
     monkeypatch.setattr(BlasBackend, "_open", slow)
     backend = BlasBackend(VENDORS["nvidia"], str(standin.path))
     ready = threading.Barrier(8)
 
-    def ask() -> None:
+    def ask(_: int) -> None:
         ready.wait()
         assert backend.available()
 
-    threads = [threading.Thread(target=ask) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(8, ask)
     assert len(opened) == 1
+
+
+# ------------------------------------------------------------------------------------------------- how many are kept
+
+
+@pytest.mark.parametrize("library", ["standin", "pair"])
+def test_of_many_streams_the_oldest_are_let_go(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, library: str
+) -> None:
+    """A handle serves another stream, and its workspace goes back; nothing is destroyed, and nobody waits."""
+    monkeypatch.setattr(kept, "IDLE", 4)
+    made, stream, memory = request.getfixturevalue(library), [0], []
+    real = torch.empty
+
+    def empty(*size: Any, **words: Any) -> torch.Tensor:
+        made = real(*size, **words)
+        if words.get("dtype") == torch.uint8:
+            memory.append(weakref.ref(made))
+        return made
+
+    monkeypatch.setattr(torch, "empty", empty)
+    backend = opened(made, by=caller(lambda: stream[0]))
+    a, b, out = torch.ones(2, 32), torch.ones(32, 2), torch.zeros(2, 2)
+    launch = kernel(backend).product.bind(out, a, b, None, 1.0, 0.0)
+    alive = []
+    for stream[0] in [*range(1, 21), 1, 20, 19, 1, 2]:  # 19 and 20 are there still
+        launch(out.zero_(), a, b, None, 1.0, 0.0)
+        assert bool((out == 32.0).all())
+        alive.append(sum(one() is not None for one in memory))
+    assert len(memory) == 22
+    assert max(alive) == 4
+    if library == "standin":
+        log = made.log()
+        lines = [(word(line, "stream"), word(line, "workspace")) for line in products(log)]
+        assert made.live_handles() == 5  # and the one for captures
+        assert not [line for line in log if line.startswith("destroy")]
+    else:
+        found = [line for line in made.lt.log() if line.startswith("matmul")]
+        lines = [(word(line, "stream"), word(line, "workspace")) for line in found]
+    assert [int(one, 16) for one, _ in lines] == [*range(1, 21), 1, 20, 19, 1, 2]
+    assert lines[20] == lines[23]
+    assert lines[19] == lines[21]
+    assert lines[18] == lines[22]
+
+
+def test_what_another_thread_took_meanwhile_is_not_let_go(standin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "IDLE", 2)
+    stream = [0]
+    handles = pool(opened(standin, by=caller(lambda: stream[0])))
+    taken = []
+    for stream[0] in (1, 2):
+        taken.append(handles.take())
+    for one in taken:
+        handles.give(one)
+
+    class Late(list[Any]):
+        def remove(self, one: Any) -> None:
+            raise ValueError
+
+    handles._free[1] = Late(handles._free[1])
+    assert handles._oldest() is taken[1]
+    handles.give(taken[1])
+    handles._free[2] = Late(handles._free[2])
+    assert handles._oldest() is None
+
+
+def test_a_vendor_that_is_waited_for_keeps_all(
+    build_kunlun: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "IDLE", 4)
+    kunlun, stream = build_kunlun(True), [0]
+    monkeypatch.setenv("KUNLUN_HOME", str(kunlun.home))
+    backend = opened(kunlun, KUNLUN, caller(lambda: stream[0]))
+    a, out = torch.ones(2, 2, dtype=torch.bfloat16), torch.empty(2, 2, dtype=torch.bfloat16)
+    for stream[0] in range(10):
+        twos(backend)
+        product(backend, out, a, a)
+    assert sum(len(free) for free in pool(backend)._free.values()) == 11
+    lt = kernel(backend).product.lt
+    assert lt is not None
+    assert sum(len(free) for free in lt.device(CPU).rooms._free.values()) == 10
+    assert kunlun.runtime.log() == []
+
+
+# ------------------------------------------------------------------------------------------------------------ the end
+
+
+def test_an_error_of_binding_is_not_hidden_by_one_of_destroying(standin: Any) -> None:
+    backend = opened(standin)
+    kernel(backend)
+    standin.fail("cublasSetWorkspace_v2", 3)
+    standin.fail("cublasDestroy_v2", 14)
+    with pytest.raises(omnigemm.DeviceError, match=r"cublasSetWorkspace_v2 answers ALLOC_FAILED \(3\)"):
+        twos(backend)
+    twos(backend)
+
+
+def test_handles_end_with_the_backend(standin: Any) -> None:
+    backend = opened(standin)
+    twos(backend)
+    handles = weakref.ref(pool(backend))
+    assert standin.live_handles() == 2
+    del backend
+    gc.collect()
+    assert handles() is None
+    assert standin.live_handles() == 0
+
+
+SCRIPT = """
+import atexit, ctypes, os, sys
+made = ctypes.CDLL({path!r})
+made.standin_log.restype = ctypes.c_char_p
+atexit.register(lambda: print(len(os.environ.get("CHILD", "")), made.standin_live_handles(), flush=True))  # the last
+from types import SimpleNamespace
+from backends.blas.cases import opened, twos
+backend = opened(SimpleNamespace(path={path!r}))
+twos(backend)
+print("made", made.standin_live_handles(), flush=True)
+if {forks} and os.fork() == 0:
+    os.environ["CHILD"] = "x"
+    sys.exit()
+if {forks}:
+    os.wait()
+atexit.register(lambda: print(made.standin_log().decode().count("destroy"), "destroyed before", flush=True))
+"""
+
+
+@pytest.mark.parametrize("library", ["standin", "pair"])
+@pytest.mark.parametrize("forks", [False, True])
+def test_handles_are_destroyed_at_exit_by_who_made_them(
+    request: pytest.FixtureRequest, library: str, forks: bool
+) -> None:
+    path = str(request.getfixturevalue(library).path)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(one for one in sys.path if one)}
+    script = SCRIPT.format(path=path, forks=forks)
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script],
+        capture_output=True, text=True, cwd="tests", env=environment, check=False,
+    )  # fmt: skip
+    count = 2 if library == "standin" else 1
+    child = [f"1 {count}"] if forks else []  # the parent's handles are alive in it
+    assert run.stdout.splitlines() == [f"made {count}", *child, "0 destroyed before", "0 0"], run
+
+
+def test_nothing_of_cublaslt_is_destroyed_in_a_child(pair: Any) -> None:
+    backend = opened(pair)
+    twos(backend)
+    by_lt = kernel(backend).product.lt
+    assert by_lt is not None
+    library, opened_by = by_lt.library, by_lt.library._process
+    library._process = opened_by + 1  # as a child sees it
+    del backend, by_lt
+    gc.collect()
+    assert pair.lt.live_handles() == 1
+    assert pair.live_objects() == 5

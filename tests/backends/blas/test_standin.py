@@ -566,6 +566,19 @@ def test_missing_functions(
     assert standin.log() == []
 
 
+def test_what_a_reset_forgot_is_destroyed_without_a_word(standin: Standin) -> None:
+    """Tests before leave handles that are collected at any time, and must take no failure away that is to come."""
+    handle, other = create(standin), create(standin)
+    assert standin.lib.cublasDestroy_v2(POINTER(other)) == SUCCESS
+    assert standin.lib.cublasDestroy_v2(POINTER(other)) == NOT_INITIALIZED
+    assert standin.log()[-1] == "destroy h2 -> 1"
+    standin.reset()
+    standin.fail("cublasDestroy_v2", 14)
+    assert standin.lib.cublasDestroy_v2(POINTER(handle)) == NOT_INITIALIZED
+    assert standin.log() == []
+    assert standin.lib.cublasDestroy_v2(POINTER(create(standin))) == 14
+
+
 def test_without_bf16(standin_without_bf16: Standin) -> None:
     handle = create(standin_without_bf16)
     for types in TYPES:

@@ -87,6 +87,17 @@ def test_an_algorithm_is_for_what_it_was_chosen_for(call: Call) -> None:
     assert (call.choose(), call.run()) == (0, 0)
 
 
+def test_without_an_algorithm(call: Call, build_pair: Any) -> None:
+    """Only where that is how it is built, and then with none."""
+    assert call.run(algorithm=c_void_p()) == INVALID_VALUE
+    free = Call(build_pair("WITHOUT_ALGORITHM"))
+    assert free.choose() == 0
+    assert free.run() == INVALID_VALUE
+    assert free.run(shift=4, algorithm=c_void_p()) == 0
+    free.layouts[0] = free.layout(rows=3)
+    assert free.run(algorithm=c_void_p()) == INVALID_VALUE
+
+
 def test_what_does_not_fit_together(call: Call) -> None:
     for layout, status in ((call.layout(rows=3), INVALID_VALUE), (call.layout(kind=2), NOT_SUPPORTED)):
         good, call.layouts[0] = call.layouts[0], layout

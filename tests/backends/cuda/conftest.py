@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from omnigemm.backends.cuda.jit import KernelSpec, Result, available, cache, warm
+from nvrtc_here import require
+from omnigemm.backends.cuda.jit import KernelSpec, Result, cache, warm
 
 
 @pytest.fixture(scope="session")
@@ -14,8 +15,7 @@ def compile_all(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Sequence[
     """Side by side, and never taken from an earlier run."""
 
     def run(specs: Sequence[KernelSpec]) -> list[Result]:
-        if not available():
-            pytest.skip(available().reason)
+        require()
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("OMNIGEMM_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
             cache.forget()

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import omnigemm
+from nvrtc_here import needs_nvrtc
 from omnigemm.backends.cuda import CudaBackend, dense, gpu, jit, sm90
 from omnigemm.backends.cuda.gpu import KNOWN, Gpu
 from omnigemm.core.dispatch import Support
@@ -163,7 +164,7 @@ def test_sizes_above_the_limit_are_refused(size: str) -> None:
 # ------------------------------------------------------------------------------------------------ kernels and specs
 
 
-@pytest.mark.skipif(not jit.available(), reason=jit.available().reason)
+@needs_nvrtc
 @pytest.mark.parametrize(
     "changes", [{}, {"m": 4096, "n": 131, "k": 100}, {"n": SIZE_LIMIT}, {"k": SIZE_LIMIT}], ids=str
 )

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from nvrtc_here import needs_nvrtc
 from omnigemm.backends.cuda.jit import KernelSpec, cache, get_or_compile, nvrtc, store
 
-pytestmark = pytest.mark.skipif(not nvrtc.available(), reason=nvrtc.available().reason)
+pytestmark = needs_nvrtc
 SPEC = KernelSpec("add", 'extern "C" __global__ void add(float* a) { a[threadIdx.x] += 1.0f; }', "sm_90a")
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away or mount")
 

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import pytest
 
 import omnigemm
+from nvrtc_here import needs_nvrtc
 from omnigemm.backends.cuda import driver as driver_module
 from omnigemm.backends.cuda.jit import Compiled, KernelSpec, cache, compile_cubin, get_or_compile, loader, nvrtc, warm
 from omnigemm.backends.cuda.jit import spec as spec_module
 from omnigemm.backends.cuda.jit.compiler import parse_resources
 
-needs_nvrtc = pytest.mark.skipif(not nvrtc.available(), reason=nvrtc.available().reason)
 SOURCE = 'extern "C" __global__ void copy(float* a) { __shared__ float s[64]; s[threadIdx.x] = a[threadIdx.x];\n'
 SOURCE += "__syncthreads(); a[threadIdx.x] = s[63 - threadIdx.x]; }"
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import omnigemm
+from nvrtc_here import require
 from omnigemm.backends.cuda import gpu, quant, quant_source
 from omnigemm.backends.cuda.gpu import Gpu
 from omnigemm.backends.cuda.jit import nvrtc
@@ -49,8 +50,7 @@ def test_nvrtc_says_what_it_compiles_for() -> None:
 def test_a_capture_that_would_compile_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     variant = Variant("plain", "bf16", "e4m3", "token", True)
     shape = quant_source.rows(variant, 4, 64)
-    if not nvrtc.available():
-        pytest.skip(nvrtc.available().reason)
+    require()
     wanted = quant_source.spec(variant, shape, "sm_90")
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     words = "omnigemm_quant_bf16_e4m3_token is not compiled yet, and a CUDA graph is being captured; call the quantiser"

@@ -4,30 +4,50 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
 
+from ...core.errors import DeviceError
+from .vendors import Vendor
+
 
 @dataclasses.dataclass(frozen=True)
 class Caller:
-    """Private functions of torch, because the public ones cost microseconds a call."""
+    """What a vendor's record names of torch, found once."""
 
     device: Callable[[], int]
     stream: Callable[[int], int]  # of a device, as the driver's address
     capturing: Callable[[], bool]  # whether the current stream's work goes into a CUDA graph
+    # Makes a device the current one for a while.
+    on: Callable[[int], AbstractContextManager[Any]] = lambda index: torch.cuda.device(index)
 
 
-def cuda_caller() -> Caller:
-    """On a torch without CUDA, one that will never be asked."""
-    inner: Any = torch._C
-    nothing = lambda *_: 0  # noqa: E731
+def caller_of(vendor: Vendor) -> Caller:
+    asks = vendor.asked
+    stream, address = _of_torch(asks.stream), asks.stream_address
     return Caller(
-        getattr(inner, "_cuda_getDevice", nothing),
-        getattr(inner, "_cuda_getCurrentRawStream", nothing),
-        inner._cuda_isCurrentStreamCapturing,
+        _of_torch(asks.device),
+        stream if address is None else lambda index: int(getattr(stream(index), address)),
+        _of_torch(asks.capturing, lambda: False),  # who cannot tell has no graphs
+        _of_torch(f"{vendor.device_type}.device"),
     )
+
+
+def _of_torch(name: str, otherwise: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """On a torch without it, one that says so; no tensor of the type will make it."""
+
+    def missing(*_: Any) -> Any:
+        raise DeviceError(f"torch has no {name}: it is not made for this vendor's devices")
+
+    try:
+        found: Callable[..., Any] = attrgetter(name)(torch)
+    except AttributeError:
+        return otherwise or missing
+    return found
 
 
 def _tf32() -> Callable[[], Any]:

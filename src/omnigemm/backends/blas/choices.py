@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ...core.errors import OmniGemmError
 from .library import LtLibrary
 
 # Values of enums in NVIDIA's cublasLt.h: attributes of an operation, of a layout and of a preference.
@@ -16,19 +14,14 @@ _TRANSA, _TRANSB = 3, 4  # int32
 _BATCH_COUNT, _BATCH_STEP = 5, 6  # int32, int64
 _MOST_WORKSPACE, _REDUCTIONS = 1, 3  # uint64, uint32
 _ALIGNMENTS = (5, 6, 7, 8)  # uint32, in bytes: of A, B, C and D
-_CUDA_R_32F = 0
 # How an algorithm may add up the parts of a split K: in any way, or only in the compute type.
 _ANY_REDUCTION, _IN_COMPUTE_TYPE = 7, 2
-# CUBLAS_COMPUTE_32F or CUBLAS_COMPUTE_32F_FAST_TF32, and reductions: as torch's switches ask for.
+# What torch's switches ask for: another compute type, or other reductions.
 USUAL, TF32, REDUCED_IN_FP32 = 0, 1, 2
-_SETTINGS = {
-    USUAL: (68, _ANY_REDUCTION),
-    TF32: (77, _ANY_REDUCTION),
-    REDUCED_IN_FP32: (68, _IN_COMPUTE_TYPE),
-}
 _ALIGNED = 256  # bytes: no algorithm asks for more
 UNALIGNED = _ALIGNED - 1  # bits that an address has if it is not
-_INVALID_VALUE, _NOT_SUPPORTED = 7, 15
+# The library has no way for a product; the first one may, or else says what is wrong.
+NO_WAY = ("INVALID_VALUE", "NOT_SUPPORTED")
 
 
 class _Algorithm(ctypes.Structure):
@@ -56,7 +49,7 @@ class Opaque:
         library.call(f"create{suffix}", ctypes.byref(value), *arguments)
         self.parameter = ctypes.c_void_p.from_param(value.value)
         self._library, self._setter = library, f"set{suffix}"
-        self._end = weakref.finalize(self, _end, library, f"destroy{suffix}", value.value)
+        self._end = weakref.finalize(self, library.end, f"destroy{suffix}", value.value)
 
     def set(self, attribute: int, value: Any) -> None:
         """`value` is a C value of just the size that the attribute has."""
@@ -64,11 +57,6 @@ class Opaque:
 
     def destroy(self) -> None:
         self._end()
-
-
-def _end(library: LtLibrary, name: str, value: int | None) -> None:
-    with contextlib.suppress(OmniGemmError):  # at exit, the driver may be gone already
-        library.call(name, value)
 
 
 class Layout(NamedTuple):
@@ -81,7 +69,7 @@ class Layout(NamedTuple):
     step: int
 
 
-class Product(NamedTuple):
+class Described(NamedTuple):
     """All that a choice depends on, besides torch's switches and where matrices begin."""
 
     transa: bool
@@ -98,7 +86,7 @@ class Chosen(NamedTuple):
 
     handle: Any
     operation: Any
-    algorithm: Any
+    algorithm: Any  # None: the library's own choice, in each call
     workspace_bytes: int
 
 
@@ -127,7 +115,7 @@ class Choices(dict[Key, "Chosen | None"]):
     """
 
     def __init__(
-        self, library: LtLibrary, product: Product, most_workspace: int, handle: Callable[[], Opaque | None]
+        self, library: LtLibrary, product: Described, most_workspace: int, handle: Callable[[], Opaque | None]
     ) -> None:
         super().__init__()
         self._library, self._product, self._most_workspace, self._handle = library, product, most_workspace, handle
@@ -140,11 +128,19 @@ class Choices(dict[Key, "Chosen | None"]):
         if handle is None:
             return None
         setting, *alignments = (key, *[_ALIGNED] * 4) if isinstance(key, int) else key
-        compute, reductions = _SETTINGS[setting]
+        vendor = self._library.vendor
+        compute = vendor.compute_tf32 if setting == TF32 else vendor.compute
         operation = self._operations.get(compute) or self._operations.setdefault(compute, self._operation(compute))
+        if self._library.chooses:
+            self[key] = self._asked(handle, operation, setting, alignments)
+        else:
+            self[key] = Chosen(handle.parameter, operation.parameter, None, self._most_workspace)
+        return self[key]
+
+    def _asked(self, handle: Opaque, operation: Opaque, setting: int, alignments: list[int]) -> Chosen | None:
         preference = Opaque(self._library, "preference")
         preference.set(_MOST_WORKSPACE, ctypes.c_uint64(self._most_workspace))
-        preference.set(_REDUCTIONS, ctypes.c_uint32(reductions))
+        preference.set(_REDUCTIONS, ctypes.c_uint32(_IN_COMPUTE_TYPE if setting == REDUCED_IN_FP32 else _ANY_REDUCTION))
         for attribute, bytes_ in zip(_ALIGNMENTS, alignments, strict=True):
             preference.set(attribute, ctypes.c_uint32(bytes_))
         result, count = _Result(), ctypes.c_int()
@@ -153,18 +149,16 @@ class Choices(dict[Key, "Chosen | None"]):
             1, ctypes.byref(result), ctypes.byref(count),
         )  # fmt: skip
         preference.destroy()
-        if status in (_INVALID_VALUE, _NOT_SUPPORTED) or (not status and (not count.value or result.state)):
-            found = None  # the first library may still have one, or else says what is wrong
-        elif status:
+        if self._library.means(status, *NO_WAY) or (not status and (not count.value or result.state)):
+            return None
+        if status:
             raise self._library.failure("choose", status)
-        else:
-            algorithm = ctypes.byref(result.algorithm)
-            found = Chosen(handle.parameter, operation.parameter, algorithm, result.workspace_bytes)
-        self[key] = found
-        return found
+        algorithm = ctypes.byref(result.algorithm)
+        return Chosen(handle.parameter, operation.parameter, algorithm, result.workspace_bytes)
 
     def _operation(self, compute: int) -> Opaque:
-        made = Opaque(self._library, "operation", compute, _CUDA_R_32F)  # the type of alpha and beta
+        numbers = self._library.vendor.codes["fp32"]  # the type of alpha and beta
+        made = Opaque(self._library, "operation", compute, numbers)
         made.set(_TRANSA, ctypes.c_int32(self._product.transa))
         made.set(_TRANSB, ctypes.c_int32(self._product.transb))
         return made

@@ -24,6 +24,9 @@ def candidates(vendor: Vendor) -> Iterator[str]:
 
 def lt_candidates(vendor: Vendor, lt: Lt, library: str, named: bool) -> Iterator[str]:
     """The same for the second library, of the first one's version: beside it; elsewhere if nobody named the first."""
+    if not lt.libraries:
+        yield library
+        return
     names = _of_version(lt.libraries, Path(library).name)
     seen = set()
     if Path(library).is_absolute():
@@ -34,6 +37,16 @@ def lt_candidates(vendor: Vendor, lt: Lt, library: str, named: bool) -> Iterator
     if not named:
         second = dataclasses.replace(vendor, libraries=names, pathfinder=lt.pathfinder)
         yield from (one for one in candidates(second) if one not in seen)
+
+
+def runtime_candidates(vendor: Vendor, library: str) -> Iterator[str]:
+    """The same for the runtime: beside the library, in its own place below the vendor's folder, or by the loader."""
+    runtime = dataclasses.replace(vendor, libraries=vendor.runtime, folders=vendor.runtime_folders)
+    beside = (Path(library).parent / name for name in vendor.runtime)
+    yield from (str(file) for file in beside if file.is_file())
+    if home := os.environ.get(vendor.home or ""):
+        yield from _files(runtime, [home])
+    yield from vendor.runtime
 
 
 def _of_version(names: tuple[str, ...], library: str) -> tuple[str, ...]:

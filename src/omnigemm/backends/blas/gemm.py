@@ -5,30 +5,35 @@ A row-major matrix is the transpose of a column-major one, so D^T = B^T A^T comp
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...core.dtypes import name_of
+from ...core.errors import DeviceError, OmniGemmError
 from ...core.plan import AddressLaunch, Launch
 from .caller import Caller, allows, switches
 from .library import Library, LtLibrary
 from .lt import LtGemm
-from .matrices import Matrices, readable
+from .matrices import Matrices, Product, readable
 from .pool import Pool
-from .values import TYPES, address, number
+from .values import address, number
 
 _int, _long = ctypes.c_int.from_param, ctypes.c_longlong.from_param
 _ALGORITHM = _int(-1)  # the library's own choice
-# A compute type (CUBLAS_COMPUTE_32F or CUBLAS_COMPUTE_32F_FAST_TF32), and a math mode (the default, or
-# CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION).
-_USUAL, _TF32, _REDUCED_IN_FP32 = (_int(68), 0), (_int(77), 0), (_int(68), 16)
+_REDUCED_IN_FP32 = 16  # the math mode CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION; 0 is the default
 
 # Seen of cuBLAS with a product that it had never run; perhaps it had a kernel to load.
-_EXECUTION_FAILED, _CAPTURED = 13, " while a CUDA graph is captured: run the same product once before"
+_CAPTURED = " while a CUDA graph is captured: run the same product once before"
+
+# Most vendors' memory is given back in the order of its stream: nobody waits.
+_AT_ONCE = contextlib.nullcontext()
 
 
 class Gemm:
@@ -49,15 +54,55 @@ class Gemm:
 
     def precision(self, dtype: torch.dtype) -> Callable[[], tuple[Any, int]]:
         """Tells the compute type and the math mode that torch's switches ask for at the time."""
-        answer = switches[dtype]
+        answer, vendor = switches[dtype], self.library.vendor
+        usual = _int(vendor.compute), 0
         if dtype == torch.float32:
-            return lambda: _TF32 if allows(answer()) else _USUAL
+            tf32 = _int(vendor.compute_tf32), 0
+            return lambda: tf32 if allows(answer()) else usual
         if not self.library.has("set_math_mode"):
-            return lambda: _USUAL
-        return lambda: _USUAL if allows(answer()) else _REDUCED_IN_FP32
+            return lambda: usual
+        strict = _int(vendor.compute), _REDUCED_IN_FP32
+        return lambda: usual if allows(answer()) else strict
+
+    def by_lt(self, kind: str) -> bool:
+        """Whether products of a type go through the vendor's second library."""
+        return self.lt is not None and kind in self.lt.library.types
+
+    def by_handles(self, kind: str) -> bool:
+        """Whether the first library has them. What neither has goes through fp32 copies."""
+        return kind in self.library.vendor.types
 
     def wait(self, device: torch.device) -> None:
         self.library.wait(self.caller.stream(device.index or 0))
+
+    def copies(self, device: torch.device) -> AbstractContextManager[None]:
+        """Around what uses memory that is given back afterwards."""
+        return self._waited_for(device) if self.library.waits else _AT_ONCE
+
+    @contextlib.contextmanager
+    def _waited_for(self, device: torch.device) -> Iterator[None]:
+        """Also after an error."""
+        self.need_no_capture()
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(OmniGemmError):  # the first error is the one to see
+                self.wait(device)
+            raise
+        self.wait(device)
+
+    def need_no_capture(self) -> None:
+        """Before anything is written."""
+        if self.library.waits and self.caller.capturing():
+            vendor = self.library.vendor
+            raise DeviceError(
+                f"{vendor.title}: copies are made of what the library cannot take as it is, and {vendor.wait} must be "
+                f"called before they are given back, which a CUDA graph cannot capture; expected another type, or "
+                f"matrices with a dense dimension"
+            )
+
+    def makes_copies(self, launch: Launch) -> bool:
+        return launch in (self._with_copies, self._through_fp32)
 
     def __call__(self, out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, alpha: float, beta: float) -> None:
         """out = alpha a b + beta c; [.., M, K] times [.., K, N], a batch of 1 broadcasts."""
@@ -69,23 +114,24 @@ class Gemm:
             return _nothing
         if a.size(-1) == 0:
             return _scaled_c
-        if self._wants_fp32(a):
-            return self._through_fp32
         at = self.bind_addresses(out, a, b, c, alpha, beta)
         if at is None:
-            return self._with_copies
+            kind = name_of(a.dtype)
+            return self._with_copies if self.by_lt(kind) or self.by_handles(kind) else self._through_fp32
         index, adds, current_device = out.device.index or 0, c is not None and beta != 0.0, self.caller.device
 
         def run(out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, alpha: float, beta: float) -> None:
             if current_device() != index:
-                with torch.cuda.device(index):
+                with self.caller.on(index):
                     return run(out, a, b, c, alpha, beta)
             # A C that begins where `out` does is `out`: any other overlap was refused.
             addresses = out.data_ptr(), a.data_ptr(), b.data_ptr(), c.data_ptr() if adds and c is not None else 0
-            if not at(alpha, beta, *addresses):
-                assert c is not None
-                at(alpha, beta, *addresses, before=partial(_copy, out, c))
-            return None
+            if at(alpha, beta, *addresses):
+                return None
+            if adds and c is not None and at(alpha, beta, *addresses, before=partial(_copy, out, c)):
+                return None
+            # The second library has no way for this product, and the first has not the type.
+            return self._through_fp32(out, a, b, c, alpha, beta)
 
         return run
 
@@ -94,29 +140,26 @@ class Gemm:
     ) -> AddressLaunch | None:
         """The launch for matrices that lie like these, if the library reads and writes all of them in their place.
         Everything but the addresses and the factors is worked out once."""
-        d, left, right = Matrices.of(out), Matrices.of(a), Matrices.of(b)
-        if d is None or left is None or right is None or self._wants_fp32(a) or 0 in (out.numel(), a.size(-1)):
+        product = None if 0 in (out.numel(), a.size(-1)) else Product.of(out, a, b)
+        kind = name_of(a.dtype)
+        if product is None or not (self.by_lt(kind) or self.by_handles(kind)):
             return None
-        at = self._by_handles(out, a, (d, left, right), c is not None and beta != 0.0)
-        return at if self.lt is None else self.lt.bind_addresses(out, a, b, c, beta, at)
+        at = self._by_handles(out, a, product, c is not None and beta != 0.0) if self.by_handles(kind) else _refuse
+        if self.lt is None or not self.by_lt(kind):
+            return at
+        return self.lt.bind_addresses(out, a, product, c, beta, at)
 
-    def _by_handles(
-        self, out: Tensor, a: Tensor, forms: tuple[Matrices, Matrices, Matrices], adds: bool
-    ) -> AddressLaunch:
-        d, left, right = forms
-        rows, columns = out.shape[-2:]
-        swap, dtype, index = d.rowwise, a.dtype, out.device.index or 0
-        first, second = (right, left) if swap else (left, right)
-        sizes = (columns, rows, a.size(-1)) if swap else (rows, columns, a.size(-1))
-        # A matrix that lies as D does is taken as it is, another one transposed.
-        head = tuple(_int(value) for value in (first.rowwise != swap, second.rowwise != swap, *sizes))
-        batch = out.size(0) if out.dim() == 3 else 1
+    def _by_handles(self, out: Tensor, a: Tensor, product: Product, adds: bool) -> AddressLaunch:
+        swap, m, n, k, batch, turn_a, turn_b, first, second, d = product
+        dtype, index = a.dtype, out.device.index or 0
+        head = tuple(_int(value) for value in (turn_a, turn_b, m, n, k))
+        codes = self.library.vendor.codes
         single = batch == 1 and self.library.has("gemm_single")
         name = "gemm_single" if single else "gemm"
 
         def layout(of: torch.dtype, one: Matrices) -> tuple[Any, ...]:
-            kind = _int(TYPES[of]), _int(one.leading)
-            return kind if single else (*kind, _long(one.step))
+            lies = _int(codes[name_of(of)]), _int(one.leading)
+            return lies if single else (*lies, _long(one.step))
 
         first_layout, second_layout, out_layout = layout(dtype, first), layout(dtype, second), layout(out.dtype, d)
         count = () if single else (_int(batch),)
@@ -134,10 +177,10 @@ class Gemm:
             compute, mode = precision()
             handle = take()  # before anything is written: there may be none
             try:
-                if before is not None:
-                    before()
                 if handle.math_mode != mode:
                     handle.set_math_mode(mode)
+                if before is not None:
+                    before()
                 status = function(
                     handle.parameter, *head,
                     number(alpha), address(x), *first_layout, address(y), *second_layout,
@@ -147,36 +190,38 @@ class Gemm:
             finally:
                 give(handle)
             if status:
-                unprepared = status == _EXECUTION_FAILED and self.caller.capturing()
+                unprepared = self.library.means(status, "EXECUTION_FAILED") and self.caller.capturing()
                 raise self.library.failure(name, status, _CAPTURED if unprepared else "")
             return True
 
         return at
 
-    def _wants_fp32(self, a: Tensor) -> bool:
-        return a.dtype == torch.bfloat16 and not self.library.vendor.native_bf16
-
     def _with_copies(self, out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, alpha: float, beta: float) -> None:
         """Copy what the library cannot read or write in its place."""
-        with torch._C._AutoDispatchBelowAutograd():
+        with torch._C._AutoDispatchBelowAutograd(), self.copies(out.device):
             left, right, target = readable(a), readable(b), out
             if Matrices.of(out) is None:
                 target = torch.empty(out.shape, dtype=out.dtype, device=out.device)
             self(target, left, right, c, alpha, beta)
             if target is not out:
                 out.copy_(target)
-            self.wait(out.device)
 
     def _through_fp32(self, out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, alpha: float, beta: float) -> None:
-        with torch._C._AutoDispatchBelowAutograd():
+        with torch._C._AutoDispatchBelowAutograd(), self.copies(out.device):
+            # Dense whatever the strides were, so that nothing is copied twice.
+            left, right = (x.to(torch.float32, memory_format=torch.contiguous_format) for x in (a, b))
             wide = torch.empty(out.shape, dtype=torch.float32, device=out.device)
-            self(wide, a.float(), b.float(), c, alpha, beta)
+            self(wide, left, right, c, alpha, beta)
             out.copy_(wide)
-            self.wait(out.device)
 
 
 def _nothing(*_: Any) -> None:
-    """For a result without elements, or with nothing to copy."""
+    """For a result without elements."""
+
+
+def _refuse(*_: Any) -> bool:
+    """For a type that handles have no products of."""
+    return False
 
 
 def _copy(out: Tensor, c: Tensor) -> None:

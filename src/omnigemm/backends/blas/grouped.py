@@ -16,8 +16,8 @@ from ...core.plan import Launch
 from ..cpu import k_groups
 from ..cpu.grouped import contiguous_rows, masked_rows
 from .gemm import Gemm
-from .matrices import Matrices
-from .values import TYPES, address
+from .matrices import Product
+from .values import address
 
 _ALIGN = 16  # bytes: where the grouped function wants matrices to begin
 # Operations of a group from which on it is faster by itself: on an H200, cuBLAS's grouped function has half the speed
@@ -36,10 +36,9 @@ class Grouped:
 
     def in_one_call(self, operands: str, result: str, mean_flops: float = 0.0) -> bool:
         """Whether groups of such types and size go to the vendor's function, if no matrix must be copied."""
-        library = self._product.library
-        native = operands != "bf16" or library.vendor.native_bf16
+        has = self._product.by_handles(operands) and self._product.library.has("gemm_grouped")
         # It has no wider results.
-        return native and result == operands and mean_flops < _OWN_CALL and library.has("gemm_grouped")
+        return has and result == operands and mean_flops < _OWN_CALL
 
     def __call__(self, out: Tensors, *operands: Any) -> None:
         self.bind(out, *operands)(out, *operands)
@@ -60,12 +59,14 @@ class Grouped:
         # Groups with nothing to add up are beta C, which is not the vendor's business.
         full = [i for i in range(len(out)) if out[i].numel() and a[i].size(1)]
         rest = [i for i in range(len(out)) if not (out[i].numel() and a[i].size(1))]
-        forms = [(Matrices.of(out[i]), Matrices.of(a[i]), Matrices.of(b[i])) for i in full]
+        forms = [Product.of(out[i], a[i], b[i]) for i in full]
         mean = sum(2.0 * out[i].numel() * a[i].size(1) for i in full) / max(1, len(full))
         one_call = self.in_one_call(name_of(a[0].dtype), name_of(out[0].dtype), mean)
-        if not one_call or not full or any(None in three for three in forms):
-            return self._loop(range(len(out)), out, a, b, c, alpha, beta)
-        return self._at_once(full, forms, out, a, self._loop(rest, out, a, b, c, alpha, beta))
+        dense = [form for form in forms if form is not None]
+        order = [*full, *rest]  # first those that need a handle: there may be none, and then nothing must be written
+        if not one_call or not full or len(dense) < len(full):
+            return self._loop(order, out, a, b, c, alpha, beta)
+        return self._at_once(order, dense, out, a, self._loop(rest, out, a, b, c, alpha, beta))
 
     def _with_read_numbers(
         self,
@@ -101,7 +102,9 @@ class Grouped:
         beta: Numbers,
     ) -> Launch:
         own_c = [None] * len(out) if c is None else c
-        launches = [(i, self._product.bind(out[i], a[i], b[i], own_c[i], alpha[i], beta[i])) for i in groups]
+        product = self._product
+        launches = [(i, product.bind(out[i], a[i], b[i], own_c[i], alpha[i], beta[i])) for i in groups]
+        makes_copies = any(product.makes_copies(launch) for _, launch in launches)
 
         def run(
             out: Tensors,
@@ -112,30 +115,31 @@ class Grouped:
             beta: Numbers,
             sizes: None = None,
         ) -> None:
+            if makes_copies:
+                product.need_no_capture()
             for i, launch in launches:
                 launch(out[i], a[i], b[i], None if c is None else c[i], alpha[i], beta[i])
 
         return run
 
-    def _at_once(self, full: Sequence[int], forms: Sequence[Any], out: Tensors, a: Tensors, others: Launch) -> Launch:
-        """One call for the groups `full`. Sizes are arrays on the host, addresses an array on the device."""
+    def _at_once(
+        self, order: Sequence[int], forms: Sequence[Product], out: Tensors, a: Tensors, others: Launch
+    ) -> Launch:
+        """One call for the first groups of `order`, those with a form. Sizes are arrays on the host, addresses an array
+        on the device."""
         loops: list[Launch] = []  # made at the first call that needs one
-        count, dtype, device = len(full), a[0].dtype, out[0].device
-        index = device.index or 0
-        swaps = [d.rowwise for d, _, _ in forms]
-        firsts = [right if swap else left for swap, (_, left, right) in zip(swaps, forms, strict=True)]
-        seconds = [left if swap else right for swap, (_, left, right) in zip(swaps, forms, strict=True)]
+        count, dtype, device = len(forms), a[0].dtype, out[0].device
+        full, index = order[:count], device.index or 0
+        swaps = [form.swap for form in forms]
 
         def ints(values: Any) -> Any:
             return (ctypes.c_int * count)(*values)
 
-        turned = [ints(x.rowwise != s for x, s in zip(side, swaps, strict=True)) for side in (firsts, seconds)]
-        m = ints(out[i].shape[swap] for i, swap in zip(full, swaps, strict=True))
-        n = ints(out[i].shape[not swap] for i, swap in zip(full, swaps, strict=True))
-        k = ints(a[i].size(1) for i in full)
-        leads = [ints(x.leading for x in side) for side in (firsts, seconds, [d for d, _, _ in forms])]
-        ones, kind = ints([1] * count), ctypes.c_int(TYPES[dtype])
+        turned = [ints(form.turn_a for form in forms), ints(form.turn_b for form in forms)]
+        sizes_there = [ints(form.m for form in forms), ints(form.n for form in forms), ints(form.k for form in forms)]
+        leads = [ints(getattr(form, name).leading for form in forms) for name in ("a", "b", "d")]
         product, library = self._product, self._product.library
+        ones, kind = ints([1] * count), ctypes.c_int(library.vendor.codes[name_of(dtype)])
         function, pool = library.function("gemm_grouped"), product.pool(device)
         precision = product.precision(dtype)
 
@@ -149,7 +153,7 @@ class Grouped:
             sizes: None = None,
         ) -> None:
             if product.caller.device() != index:
-                with torch.cuda.device(index):
+                with product.caller.on(index):
                     return run(out, a, b, c, alpha, beta)
             addresses = [(b if swap else a)[i].data_ptr() for i, swap in zip(full, swaps, strict=True)]
             addresses += [(a if swap else b)[i].data_ptr() for i, swap in zip(full, swaps, strict=True)]
@@ -157,32 +161,31 @@ class Grouped:
             # A capture would record a copy from host memory that is gone when the graph is replayed.
             if product.caller.capturing() or any(one % _ALIGN for one in addresses):
                 if not loops:
-                    loops.append(self._loop(range(len(out)), out, a, b, c, alpha, beta))
+                    loops.append(self._loop(order, out, a, b, c, alpha, beta))
                 return loops[0](out, a, b, c, alpha, beta)
-            others(out, a, b, c, alpha, beta)
-            with torch._C._AutoDispatchBelowAutograd():
-                for i in full:
-                    if c is not None and beta[i] != 0.0 and c[i].data_ptr() != out[i].data_ptr():
-                        out[i].copy_(c[i].expand_as(out[i]))
+            with torch._C._AutoDispatchBelowAutograd(), product.copies(device):
                 # From ordinary memory, the driver takes its own copy before this returns.
-                table = torch.tensor(addresses, dtype=torch.int64).to(device, non_blocking=True)
-            start, size = table.data_ptr(), 8 * count
-            factors = [(ctypes.c_float * count)(*(values[i] for i in full)) for values in (alpha, beta)]
-            compute, mode = precision()
-            handle = pool.take()
-            try:
-                if handle.math_mode != mode:
-                    handle.set_math_mode(mode)
-                status = function(
-                    handle.parameter, *turned, m, n, k, factors[0], address(start), kind, leads[0],
-                    address(start + size), kind, leads[1], factors[1], address(start + 2 * size), kind, leads[2],
-                    count, ones, compute,
-                )  # fmt: skip
-            finally:
-                pool.give(handle)
-            if status:
-                raise library.failure("gemm_grouped", status)
-            product.wait(device)  # the table goes back to torch's allocator
+                table = torch.tensor(addresses, dtype=torch.int64, device="cpu").to(device, non_blocking=True)
+                start, size = table.data_ptr(), 8 * count
+                factors = [(ctypes.c_float * count)(*(values[i] for i in full)) for values in (alpha, beta)]
+                compute, mode = precision()
+                handle = pool.take()  # before anything is written: there may be none
+                try:
+                    if handle.math_mode != mode:
+                        handle.set_math_mode(mode)
+                    others(out, a, b, c, alpha, beta)
+                    for i in full:
+                        if c is not None and beta[i] != 0.0 and c[i].data_ptr() != out[i].data_ptr():
+                            out[i].copy_(c[i].expand_as(out[i]))
+                    status = function(
+                        handle.parameter, *turned, *sizes_there, factors[0], address(start), kind, leads[0],
+                        address(start + size), kind, leads[1], factors[1], address(start + 2 * size), kind, leads[2],
+                        count, ones, compute,
+                    )  # fmt: skip
+                finally:
+                    pool.give(handle)
+                if status:
+                    raise library.failure("gemm_grouped", status)
             return None
 
         return run

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
 from collections.abc import Mapping, Set
 from ctypes import POINTER, c_int, c_int64, c_size_t, c_uint64, c_void_p
-from pathlib import Path
 from typing import Any
 
 from ...core.errors import DeviceError, LayoutError, OmniGemmError, UnsupportedError
-from .vendors import OPTIONAL, STATUSES, Lt, Vendor
+from .discovery import runtime_candidates
+from .vendors import LT_OPTIONAL, OPTIONAL, Lt, Vendor
 
 # Of the functions that manage handles. Products are called with arguments that are C values already: converting twenty
 # of them would take longer than the rest of a call.
@@ -47,7 +49,7 @@ class Functions:
         self, vendor: Vendor, path: str, symbols: Mapping[str, str], types: dict[str, list[Any]], optional: Set[str]
     ) -> None:
         self.vendor, self.path = vendor, path
-        self._symbols = symbols
+        self._symbols, self._process = symbols, os.getpid()
         loaded = _open(vendor, path)
         self._functions: dict[str, Any] = {}
         for name, symbol in symbols.items():
@@ -74,41 +76,57 @@ class Functions:
         if status:
             raise self.failure(name, status)
 
+    def end(self, name: str, *arguments: Any) -> None:
+        """The same for what is destroyed whatever comes of it: at exit, the driver may be gone already. After a fork,
+        what the parent made is the parent's."""
+        if os.getpid() == self._process:
+            with contextlib.suppress(OmniGemmError):
+                self.call(name, *arguments)
+
+    def means(self, status: int, *names: str) -> bool:
+        return self.vendor.statuses.get(status) in names
+
     def failure(self, name: str, status: int, hint: str = "") -> OmniGemmError:
-        return failure(self.vendor, self._symbols[name], status, hint)
+        """A status as an error of ours, with the vendor's name and code."""
+        meaning = self.vendor.statuses.get(status, "an unknown status")
+        kind = {"INVALID_VALUE": LayoutError, "NOT_SUPPORTED": UnsupportedError}.get(meaning, DeviceError)
+        return kind(f"{self.vendor.title}: {self._symbols[name]} answers {meaning} ({status}){hint}")
 
 
 class Library(Functions):
     """The vendor's first library, which every product can go through."""
 
     def __init__(self, vendor: Vendor, path: str) -> None:
+        # First: the library may need it, and finds what is loaded already.
+        wait, problems = _wait(vendor, path) if vendor.wait else (None, "")
         super().__init__(vendor, path, vendor.symbols, _TYPES, OPTIONAL)
-        self._wait = _wait(vendor, path) if vendor.wait else None
+        if problems:
+            raise DeviceError(f"{vendor.title}: {vendor.wait} is not found, {problems}")
+        self._wait = wait
+
+    @property
+    def waits(self) -> bool:
+        """Whether the vendor asks for that before memory is given back."""
+        return self._wait is not None
 
     def wait(self, stream: int) -> None:
-        """Until the stream is done, where the vendor asks for that before memory is given back."""
-        if self._wait is not None:
-            status = self._wait(stream)
-            if status:
-                raise failure(self.vendor, str(self.vendor.wait), status)
+        """Until the stream is done, where the vendor asks for it. The runtime's codes are not the library's."""
+        status = 0 if self._wait is None else self._wait(stream)
+        if status:
+            raise DeviceError(f"{self.vendor.title}: {self.vendor.wait} answers {status}")
 
 
 class LtLibrary(Functions):
     """The vendor's second library, which chooses apart from running."""
 
     def __init__(self, vendor: Vendor, lt: Lt, path: str) -> None:
-        super().__init__(vendor, path, lt.symbols, _LT_TYPES, frozenset({"version"}))
-        self.title = lt.title
+        optional = frozenset({"version"}) if lt.chooses else LT_OPTIONAL
+        super().__init__(vendor, path, lt.symbols, _LT_TYPES, optional)
+        self.title, self.types, self.chooses = lt.title, lt.types, lt.chooses
         if self.has("version"):
             version = self.function("version")
             version.restype = c_size_t  # the only function that does not answer a status
             self.title = f"{lt.title} {version()}"
-
-
-def failure(vendor: Vendor, symbol: str, status: int, hint: str = "") -> OmniGemmError:
-    """A status as an error of ours, with the vendor's name and code."""
-    text = f"{vendor.title}: {symbol} answers {STATUSES.get(status, 'an unknown status')} ({status}){hint}"
-    return {7: LayoutError, 15: UnsupportedError}.get(status, DeviceError)(text)
 
 
 def _open(vendor: Vendor, path: str) -> ctypes.CDLL:
@@ -118,16 +136,15 @@ def _open(vendor: Vendor, path: str) -> ctypes.CDLL:
         raise DeviceError(f"{vendor.title}: {path} cannot be loaded: {error}") from error
 
 
-def _wait(vendor: Vendor, path: str) -> Any:
-    """The function that waits, from the runtime next to the library, or wherever the loader finds it."""
+def _wait(vendor: Vendor, path: str) -> tuple[Any, str]:
+    """The function that waits, or where it is not."""
     problems = []
-    for name in vendor.runtime:
-        beside = Path(path).parent / name
+    for one in runtime_candidates(vendor, path):
         try:
-            function = getattr(ctypes.CDLL(str(beside) if beside.exists() else name), str(vendor.wait))
+            function = getattr(ctypes.CDLL(one), str(vendor.wait))
         except (OSError, AttributeError) as error:
-            problems.append(f"{name}: {error}")
+            problems.append(f"{one}: {error}")
             continue
         function.argtypes, function.restype = [c_void_p], c_int
-        return function
-    raise DeviceError(f"{vendor.title}: {vendor.wait} is not found, {'; '.join(problems) or 'no runtime is named'}")
+        return function, ""
+    return None, "; ".join(problems) or "no runtime is named"

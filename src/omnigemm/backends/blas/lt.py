@@ -12,12 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...core.dtypes import name_of
 from ...core.plan import AddressLaunch
 from .caller import Caller, allows, switches
-from .choices import REDUCED_IN_FP32, TF32, USUAL, Choices, Layout, Opaque, Product, key_of
+from .choices import NO_WAY, REDUCED_IN_FP32, TF32, USUAL, Choices, Described, Layout, Opaque, key_of
 from .library import LtLibrary
-from .matrices import Matrices
-from .values import TYPES, address, number
+from .matrices import Matrices, Product
+from .pool import not_ready
+from .values import address, number
 from .workspaces import NO_ROOM, Room, Workspaces
 
 _KEPT = 1024  # products whose algorithms are remembered beyond the plans that use them
@@ -41,16 +43,21 @@ class Device:
     a stream nor a workspace; and rooms to work in."""
 
     def __init__(self, library: LtLibrary, device: torch.device, caller: Caller, first: Callable[[], None]) -> None:
-        self._library, self._capturing, self._first = library, caller.capturing, first
+        self._library, self._capturing, self._first, self._device = library, caller.capturing, first, device
         self._handle: Opaque | None = None
         self._making = threading.Lock()
-        self.rooms = Workspaces(library.vendor.workspace_bytes, device, caller)
+        vendor = library.vendor
+        self.rooms = Workspaces(vendor.workspace_bytes, device, caller, shrinks=vendor.wait is None)
 
     def handle(self) -> Opaque | None:
         """To choose with: None while a CUDA graph is captured. No version can make a handle then, and not all choose
-        (docs/decisions.md). So a capture takes what was chosen before it, and has run before, or goes the other way."""
+        (docs/decisions.md). So a capture takes what was chosen before it, and has run before, or goes the other way.
+        Where nothing is chosen, that handle is all that a capture needs."""
         if self._capturing():
-            return None
+            if self._library.chooses:
+                return None
+            if self._handle is None:
+                raise not_ready(self._library, self._device)
         if self._handle is None:
             with self._making:
                 if self._handle is None:
@@ -78,17 +85,13 @@ class LtGemm:
         return found
 
     def bind_addresses(
-        self, out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, beta: float, otherwise: AddressLaunch
+        self, out: Tensor, a: Tensor, product: Product, c: Tensor | None, beta: float, otherwise: AddressLaunch
     ) -> AddressLaunch:
-        """The launch for matrices that lie like these, which `otherwise` can do without this library."""
-        d, left, right = Matrices.of(out), Matrices.of(a), Matrices.of(b)
-        assert d is not None
-        assert left is not None
-        assert right is not None
-        swap, index, adds = d.rowwise, out.device.index or 0, c is not None and beta != 0.0
-        added = _added(out, c, d) if adds else None
+        """The launch for matrices that lie like these, which `otherwise` can do without this library, or refuses."""
+        swap, index, adds = product.swap, out.device.index or 0, c is not None and beta != 0.0
+        added = _added(out, c, product.d) if adds else None
         apart = added is not None
-        choices = self._chosen_for(out, a, (d, left, right, added or d))
+        choices = self._chosen_for(out, a, product, added or product.d)
         rooms = self.device(out.device).rooms
         multiply, dtype, answer = self.library.function("multiply"), a.dtype, switches[a.dtype]
         current_device, current_stream, capturing = self._caller.device, self._caller.stream, self._caller.capturing
@@ -148,7 +151,8 @@ class LtGemm:
             x, y = (b, a) if swap else (a, b)
             source = c if apart else to
             answered = answer()
-            chosen = choices[key_of(setting_of(dtype, answered), x, y, source, to)]
+            key = key_of(setting_of(dtype, answered), x, y, source, to)
+            chosen = choices[key]
             if chosen is None:
                 return otherwise(alpha, beta, to, a, b, c, before)
             handle, operation, algorithm, size = chosen
@@ -168,6 +172,9 @@ class LtGemm:
                 if size:
                     rooms.give(room)
             if status:
+                if algorithm is None and self.library.means(status, *NO_WAY):
+                    choices[key] = None
+                    return otherwise(alpha, beta, to, a, b, c, before)
                 raise self.library.failure("multiply", status)
             if before is None and (not size or room.stream is not None):  # a captured call's room is its own for good
                 free = rooms.kept(stream) if size else None
@@ -178,30 +185,24 @@ class LtGemm:
 
         return at
 
-    def _chosen_for(self, out: Tensor, a: Tensor, forms: tuple[Matrices, Matrices, Matrices, Matrices]) -> Choices:
+    def _chosen_for(self, out: Tensor, a: Tensor, product: Product, added: Matrices) -> Choices:
         """Shared by all plans of one product: groups are often bound anew for the same sizes."""
-        d, left, right, added = forms
-        swap, k = d.rowwise, a.size(-1)
-        rows, columns = out.shape[-2:]
-        m, n = (columns, rows) if swap else (rows, columns)
-        first, second = (right, left) if swap else (left, right)
-        # A matrix that lies as D does is taken as it is, another one transposed.
-        transa, transb = first.rowwise != swap, second.rowwise != swap
-        operands, result = TYPES[a.dtype], TYPES[out.dtype]
-        product = Product(
-            transa,
-            transb,
-            Layout(operands, *((k, m) if transa else (m, k)), first.leading, first.step),
-            Layout(operands, *((n, k) if transb else (k, n)), second.leading, second.step),
+        codes, (_, m, n, k, batch, turn_a, turn_b, first, second, d) = self.library.vendor.codes, product
+        operands, result = codes[name_of(a.dtype)], codes[name_of(out.dtype)]
+        described = Described(
+            turn_a,
+            turn_b,
+            Layout(operands, *((k, m) if turn_a else (m, k)), first.leading, first.step),
+            Layout(operands, *((n, k) if turn_b else (k, n)), second.leading, second.step),
             Layout(result, m, n, added.leading, added.step),
             Layout(result, m, n, d.leading, d.step),
-            out.size(0) if out.dim() == 3 else 1,
+            batch,
         )
-        key = out.device.index or 0, product
+        key = out.device.index or 0, described
         found = self._choices.get(key)
         if found is None:
             there = self.device(out.device)
-            found = Choices(self.library, product, there.rooms.most, there.handle)
+            found = Choices(self.library, described, there.rooms.most, there.handle)
             with self._keeping:
                 found = self._choices.setdefault(key, found)
                 if len(self._choices) > _KEPT:

@@ -32,6 +32,34 @@ class Matrices(NamedTuple):
         return None
 
 
+class Product(NamedTuple):
+    """D = A B of matrices column by column; or D^T = B^T A^T (`swap`), where D lies row by row, so that it needs no
+    copy. `a` and `b` are the operands as the library has them, `a` the first."""
+
+    swap: bool
+    m: int
+    n: int
+    k: int
+    batch: int
+    turn_a: bool
+    turn_b: bool
+    a: Matrices
+    b: Matrices
+    d: Matrices
+
+    @staticmethod
+    def of(out: Tensor, a: Tensor, b: Tensor) -> Product | None:
+        """None where one of them must be copied."""
+        d, left, right = Matrices.of(out), Matrices.of(a), Matrices.of(b)
+        if d is None or left is None or right is None:
+            return None
+        swap, k, batch = d.rowwise, a.size(-1), out.size(0) if out.dim() == 3 else 1
+        rows, columns = out.shape[-2:]
+        m, n, first, second = (columns, rows, right, left) if swap else (rows, columns, left, right)
+        # A matrix that lies as D does is taken as it is, another one transposed.
+        return Product(swap, m, n, k, batch, first.rowwise != swap, second.rowwise != swap, first, second, d)
+
+
 def readable(x: Tensor) -> Tensor:
     """The tensor itself if a BLAS can read it, else a copy."""
     return x if Matrices.of(x) is not None else x.contiguous()

@@ -5,9 +5,6 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-import torch
-
-TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}  # CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF
 address = ctypes.c_void_p.from_param
 _ONE, _ZERO = ctypes.byref(ctypes.c_float(1.0)), ctypes.byref(ctypes.c_float(0.0))
 

@@ -1,6 +1,6 @@
-"""What tells one cuBLAS-compatible library from another: names, types, and what its owner must be waited for.
+"""What tells one cuBLAS-compatible library from another: names, types, codes, and what its owner must be waited for.
 
-Adding a vendor is adding a record here.
+Adding a vendor is adding a record here. What a record does not say is as NVIDIA has it.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ LT_SYMBOLS: Mapping[str, str] = {
     "choose": "cublasLtMatmulAlgoGetHeuristic",
     "multiply": "cublasLtMatmul",
 }
+# Without the first, a version is not shown; the others are for those who choose.
+LT_OPTIONAL = frozenset({"version", "create_preference", "set_preference", "destroy_preference", "choose"})
 
 STATUSES: Mapping[int, str] = {
     1: "NOT_INITIALIZED",
@@ -54,14 +56,35 @@ STATUSES: Mapping[int, str] = {
 }
 
 
+# Element types, by our names, and their codes there: CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF.
+CODES: Mapping[str, int] = {"fp32": 0, "fp16": 2, "bf16": 14}
+TYPES = tuple(CODES)
+
+
+@dataclasses.dataclass(frozen=True)
+class Asks:
+    """Which functions of torch, by names below `torch`, tell about the thread that calls."""
+
+    device: str
+    stream: str  # of a device: the driver's address, or
+    capturing: str  # whether the current stream's work goes into a graph
+    stream_address: str | None = None  # the attribute that has it, of what `stream` answers
+
+
+# Private ones, because the public ones cost microseconds a call.
+CUDA = Asks("_C._cuda_getDevice", "_C._cuda_getCurrentRawStream", "_C._cuda_isCurrentStreamCapturing")
+
+
 @dataclasses.dataclass(frozen=True)
 class Lt:
-    """A vendor's second library, beside the first: without it, or without one of its functions, the first serves."""
+    """A vendor's second library: without it, or without one of its functions, the first serves."""
 
     title: str
-    libraries: tuple[str, ...]
+    libraries: tuple[str, ...] = ()  # beside the first; none: the first one has these functions too
     pathfinder: str | None = None
     symbols: Mapping[str, str] = dataclasses.field(default_factory=lambda: LT_SYMBOLS)
+    types: tuple[str, ...] = TYPES  # whose products go through it
+    chooses: bool = True  # else no algorithm is named with a product, and functions for choosing need not be there
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,24 +93,37 @@ class Vendor:
 
     name: str
     title: str
-    device_type: str  # torch's name for its devices
     libraries: tuple[str, ...]  # file names, the likeliest first
+    device_type: str = "cuda"  # torch's name for its devices, and for its module with what concerns them
+    asks: Asks | None = None  # None: CUDA's for cuda, else the usual public functions of that module
     home: str | None = None  # the environment variable that holds the vendor's folder; then nothing else is searched
     folders: tuple[str, ...] = ()  # below it, or below the folders that Python packages are in
     pathfinder: str | None = None  # the library's name in cuda.pathfinder
     symbols: Mapping[str, str] = dataclasses.field(default_factory=lambda: SYMBOLS)
-    native_bf16: bool = True  # else bf16 goes through fp32 copies
+    statuses: Mapping[int, str] = dataclasses.field(default_factory=lambda: STATUSES)
+    codes: Mapping[str, int] = dataclasses.field(default_factory=lambda: CODES)
+    compute: int = 68  # CUBLAS_COMPUTE_32F
+    compute_tf32: int = 77  # CUBLAS_COMPUTE_32F_FAST_TF32
+    types: tuple[str, ...] = TYPES  # of products by handles: fp32, and 16-bit types that need not go through copies
     workspace_bytes: int = 32 * 2**20  # for each handle, from torch's allocator; what torch gives cuBLAS on Hopper
     runtime: tuple[str, ...] = ()  # the library with the function that waits for a stream,
-    wait: str | None = None  # which is called before memory that a product uses is given back
-    lt: Lt | None = None  # where products are chosen apart from being run
+    runtime_folders: tuple[str, ...] = ()  # below `home`, if it is not beside the first library,
+    wait: str | None = None  # and that function: called before memory that a product uses is given back
+    lt: Lt | None = None  # where products are chosen apart from being run, or have types that handles lack
+
+    @property
+    def asked(self) -> Asks:
+        if self.asks is not None or self.device_type == "cuda":
+            return self.asks or CUDA
+        there = self.device_type
+        capturing = f"{there}.is_current_stream_capturing"
+        return Asks(f"{there}.current_device", f"{there}.current_stream", capturing, f"{there}_stream")
 
 
 VENDORS: Mapping[str, Vendor] = {
     "nvidia": Vendor(
         name="nvidia",
         title="NVIDIA cuBLAS",
-        device_type="cuda",
         libraries=("libcublas.so.13", "libcublas.so.12", "libcublas.so"),
         folders=("nvidia/cu13/lib", "nvidia/cublas/lib"),  # where NVIDIA's wheels for CUDA 13 and 12 put it
         pathfinder="cublas",
@@ -100,12 +136,13 @@ VENDORS: Mapping[str, Vendor] = {
     "kunlun": Vendor(
         name="kunlun",
         title="Kunlun xpu_blas",
-        device_type="cuda",
         libraries=("libxpu_blas.so",),
         home="KUNLUN_HOME",
         folders=("lib", "lib64", "so", "xhpc/xblas/so"),
-        native_bf16=False,
+        types=("fp32", "fp16"),
         runtime=("libxpurt.so",),
+        runtime_folders=("lib", "lib64", "so", "xre/so"),
         wait="xpu_wait",
+        lt=Lt(title="cublasLt of xpu_blas", types=("bf16",), chooses=False),
     ),
 }

@@ -7,15 +7,16 @@ import ctypes
 import torch
 
 from .caller import Caller
+from .kept import Kept, One
 
 _address, _size = ctypes.c_void_p.from_param, ctypes.c_size_t.from_param
 
 
-class Room:
+class Room(One):
     """Memory as C values, and the stream that it is kept for (None: it is not kept)."""
 
     def __init__(self, memory: torch.Tensor | None, stream: int | None) -> None:
-        self.stream, self._memory = stream, memory
+        super().__init__(stream, memory)
         self.address = _address(0 if memory is None else memory.data_ptr())
         self.size = _size(0 if memory is None else memory.numel())
 
@@ -23,16 +24,13 @@ class Room:
 NO_ROOM = Room(None, None)
 
 
-class Workspaces:
-    """Of one device. A product may be several kernels, so not even two calls on one stream have the same room at once.
+class Workspaces(Kept[Room]):
+    """Of one device. A product may be several kernels, so not even two calls on one stream have one room at once."""
 
-    Taken and given back without waiting, as handles are in `pool.py`, and for the same reason kept for their stream.
-    """
-
-    def __init__(self, size: int, device: torch.device, caller: Caller) -> None:
+    def __init__(self, size: int, device: torch.device, caller: Caller, shrinks: bool) -> None:
+        super().__init__(shrinks)
         self.most = size
         self._device, self._capturing = device, caller.capturing
-        self._free: dict[int, list[Room]] = {}
 
     def take(self, stream: int, size: int) -> Room:
         """For the current device's current stream, which this is."""
@@ -42,15 +40,14 @@ class Workspaces:
         try:
             return self._free[stream].pop()
         except (KeyError, IndexError):
-            return Room(self._memory(self.most), stream)
+            made = Room(self._memory(self.most), stream)
+            if (other := self._oldest()) is not None:
+                other.workspace = None  # launches may remember the room, and find that it is no longer there
+            return made
 
     def give(self, room: Room) -> None:
-        if room.stream is None:
-            return
-        try:
-            self._free[room.stream].append(room)
-        except KeyError:
-            self._free.setdefault(room.stream, []).append(room)
+        if room.stream is not None:
+            super().give(room)
 
     def kept(self, stream: int) -> list[Room]:
         """Those of a stream that nobody has now. Whoever pops one appends it again."""

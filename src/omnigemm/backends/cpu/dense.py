@@ -13,7 +13,9 @@ from .kernel import CpuKernel, blocks, no, yes
 
 def product(out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, alpha: float, beta: float) -> None:
     """out = alpha a b + beta c, by torch, in one rounding; any strides."""
-    if a.dim() == 3 or b.dim() == 3:
+    if beta != 0.0 and c is not None and a.size(-1) == 0:
+        out.copy_(c.float() * beta)  # torch would round beta to the type of C
+    elif a.dim() == 3 or b.dim() == 3:
         _batched(out, a, b, c, alpha, beta)
     elif beta == 0.0 or c is None:
         if alpha == 1.0:

@@ -39,13 +39,13 @@ def weight_rows(target: Tensor, b: Tensor, b_scale: Tensor, kind: str, rows: sli
     if kind == "channel":
         return wide.mul_(b_scale.reshape(-1, 1)[rows])
     if kind == "128x128":
-        block = torch.arange(rows.start, rows.stop) // BLOCK
+        block = torch.arange(rows.start, rows.stop, dtype=torch.int64, device=b.device) // BLOCK
         return scale_blocks_(wide, b_scale[block])
     return scale_blocks_(wide, b_scale[rows])
 
 
 def _whole(b: Tensor, b_scale: Tensor, kind: str) -> Tensor:
-    wide = torch.empty(b.shape, dtype=torch.float32)
+    wide = torch.empty(b.shape, dtype=torch.float32, device=b.device)
     for rows in blocks(*b.shape):
         weight_rows(wide[rows], b, b_scale, kind, rows)
     return wide
@@ -59,7 +59,7 @@ def multiply(
         finish(out, torch.mm(a, wide.t()), bias)
         return
     parts = blocks(*b.shape)
-    target = torch.empty(parts[0].stop if parts else 0, b.size(1))
+    target = torch.empty(parts[0].stop if parts else 0, b.size(1), dtype=torch.float32, device=b.device)
     for rows in parts:
         right = weight_rows(target[: rows.stop - rows.start], b, b_scale, kind, rows)
         finish(out[:, rows], torch.mm(a, right.t()), None if bias is None else bias[rows])

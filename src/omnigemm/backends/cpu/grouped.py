@@ -133,8 +133,10 @@ def _bind_masked(kernel: CpuKernel, problem: Problem) -> Launch:
         expected_m: int | None = None,
     ) -> None:
         experts = _experts(b)
+        # Told by the shape: a single row has a single scale per row, or per block.
+        by_rows = None if a_scale is None or a_scale.shape[:2] != a.shape[:2] else a_scale
         for group, rows in masked_rows(counts, a.size(1)):
-            scale = a_scale if a_scale is None or a_scale.numel() == 1 else a_scale[group, rows]
+            scale = a_scale if by_rows is None else by_rows[group, rows]
             target, x = out[group, rows], a[group, rows]
             _one_group(one, problem, target, x, experts[group], scale, _group_scale(b_scale, group))
 

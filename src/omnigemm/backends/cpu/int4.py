@@ -59,10 +59,10 @@ def _pack(weight: Int4Parts) -> _Packed:
     group = _pack_group(weight.group_size, stored)
     k = -(-stored // group) * group
     n = -(-weight.n // _PACK_N) * _PACK_N
-    values = torch.full((n, k), 8, dtype=torch.int32)
+    values = torch.full((n, k), 8, dtype=torch.int32, device=weight.qweight.device)
     values[: weight.n, 0:stored:2] = weight.qweight & 15
     values[: weight.n, 1:stored:2] = weight.qweight >> 4
-    scale = torch.zeros(k // group, n)
+    scale = torch.zeros(k // group, n, dtype=torch.float32, device=weight.scales.device)
     zero = torch.full_like(scale, 8.0)
     groups = slice(None if weight.scales.size(1) == 1 else weight.scales.size(1))  # one scale serves all of K
     scale[groups, : weight.n] = weight.scales.t().bfloat16().float()
@@ -115,8 +115,9 @@ class _Unpacker:
         columns = weight.qweight.size(1)
         self.blocks = blocks(weight.n, 2 * columns)
         rows = self.blocks[0].stop if self.blocks else 0
-        self._nibbles = torch.empty(rows, columns, dtype=torch.uint8)
-        self._values = torch.empty(2, rows, columns)
+        device = weight.qweight.device
+        self._nibbles = torch.empty(rows, columns, dtype=torch.uint8, device=device)
+        self._values = torch.empty(2, rows, columns, dtype=torch.float32, device=device)
 
     def halves(self, rows: slice) -> tuple[Tensor, Tensor]:
         """The even and the odd columns of some rows; good until the next call."""
@@ -156,7 +157,7 @@ def _blocks_multiply(out: Tensor, a: Tensor, weight: Int4Parts, bias: Tensor | N
 
 def _dense(weight: Int4Parts, dtype: torch.dtype) -> Tensor:
     """The weight in the order of its stored columns."""
-    full = torch.empty(weight.n, weight.qweight.size(1) * 2, dtype=dtype)
+    full = torch.empty(weight.n, weight.qweight.size(1) * 2, dtype=dtype, device=weight.qweight.device)
     unpacker = _Unpacker(weight)
     for rows in unpacker.blocks:
         full[rows, 0::2], full[rows, 1::2] = unpacker.halves(rows)

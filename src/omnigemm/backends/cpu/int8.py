@@ -1,4 +1,4 @@
-"""`int8_gemm`: integers all the way, then one scaling and one rounding."""
+"""`int8_gemm`: integers all the way, then one scaling in fp64."""
 
 from __future__ import annotations
 
@@ -22,21 +22,37 @@ EPILOGUE_ELEMENTS = 1 << 16
 def _integer_product(a: Tensor, b: Tensor) -> Tensor:
     """A B^T as int32, or int64 when K is so long that 32 bits could overflow."""
     k = a.size(1)
-    if k == 1:  # torch._int_mm leaves its result unwritten when the right side has strides (1, 1)
-        return a.int() * b.t().int()
     if k <= INT32_K:
-        return torch._int_mm(a, b.t())
-    total = torch.zeros(a.size(0), b.size(0), dtype=torch.int64)
+        return _int32_product(a, b)
+    total = torch.zeros(a.size(0), b.size(0), dtype=torch.int64, device=a.device)
     for start in range(0, k, INT32_K):
         part = slice(start, start + INT32_K)
-        total += torch._int_mm(a[:, part], b[:, part].t())
+        total += _int32_product(a[:, part], b[:, part])
     return total
+
+
+def _int32_product(a: Tensor, b: Tensor) -> Tensor:
+    if a.size(1) == 1:  # a column may have strides (1, 1), however it is copied
+        return a.int() * b.t().int()
+    return torch._int_mm(_readable(a), _readable(b).t())
+
+
+def _readable(x: Tensor) -> Tensor:
+    """x, of two columns or more, or a copy: with a stride of 0, or two of 1, torch._int_mm leaves its result unwritten.
+
+    Rows or columns that lie one after another are fine; all else is slow there, and faster with a copy.
+    """
+    rows, columns = x.shape
+    down, across = x.stride()
+    if (across == 1 and down >= columns) or (down == 1 and across >= rows and across > 1):
+        return x
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device).copy_(x)  # contiguous() keeps (1, 1) for a single row
 
 
 def _fp32_product(a: Tensor, b: Tensor) -> Tensor:
     """A B^T as float64 holding integers, from fp32 products short enough to be exact."""
     k = a.size(1)
-    total = torch.zeros(a.size(0), b.size(0), dtype=torch.float64)
+    total = torch.zeros(a.size(0), b.size(0), dtype=torch.float64, device=a.device)
     for start in range(0, k, FP32_K):
         part = slice(start, start + FP32_K)
         total += torch.mm(a[:, part].float(), b[:, part].float().t())
@@ -58,26 +74,35 @@ def multiply(
     m = a.size(0)
     if a_zero is not None:
         # A row of ones rides along, and its product is the row sums of B: nothing to prepare, nothing to go stale.
-        a = torch.cat([a, torch.ones(1, a.size(1), dtype=torch.int8)])
+        a = torch.cat([a, torch.ones(1, a.size(1), dtype=torch.int8, device=a.device)])
     acc = _integer_product(a, b) if exact_int_mm else _fp32_product(a, b)
-    sums = acc[m].long() if a_zero is not None else None
-    # fp64 holds every integer sum, and neither a bias that cancels nor scales of any size can show its rounding.
+    zero = sums = None
+    if a_zero is not None:
+        zero, sums, acc = a_zero.reshape(-1, 1).long(), acc[m].long(), acc[:m]
+    # fp64 holds every integer sum, and neither a bias that cancels nor scales of any size can show its rounding. Torch
+    # goes to 16 bits by way of fp32, where a value so close to a tie becomes one: 2^-14 of a unit in the last place.
     column = b_scale.reshape(-1).double()
-    row = a_scale.reshape(-1, 1).double().expand(m, 1)
+    row = a_scale.reshape(-1, 1).double()
     offset = None if bias is None else bias.double()
     parts = blocks(m, out.size(1), EPILOGUE_ELEMENTS, least=1)
-    scratch = torch.empty(parts[0].stop if parts else 0, out.size(1), dtype=torch.float64)
+    scratch = None
+    if len(parts) > 1:
+        scratch = torch.empty(parts[0].stop, out.size(1), dtype=torch.float64, device=out.device)
     for part in parts:
-        block = acc[part]
-        if a_zero is not None and sums is not None:
-            zero = a_zero.reshape(-1, 1).long().expand(m, 1)[part]
-            block = block.long() - zero * sums
-        value = scratch[: block.size(0)].copy_(block)
+        block = _rows(acc, part)
+        if zero is not None and sums is not None:
+            block = block.long() - _rows(zero, part) * sums
+        value = block.double() if scratch is None else scratch[: block.size(0)].copy_(block)
         value *= column
-        value *= row[part]
+        value *= _rows(row, part)
         if offset is not None:
             value += offset
-        out[part].copy_(value)
+        _rows(out, part).copy_(value)
+
+
+def _rows(x: Tensor, part: slice) -> Tensor:
+    """Some rows of x, or its only one for all. It is cut only if need be: that takes as long as to scale a few rows."""
+    return x if x.size(0) in (1, part.stop - part.start) else x[part]
 
 
 def _bind(exact_int_mm: bool) -> Launch:

@@ -86,8 +86,8 @@ def int8_products_are_exact() -> bool:
     for m in (1, 3, 32):
         for left in (-128, 127):
             for right in (-128, 127):
-                a = torch.full((m, 64), left, dtype=torch.int8)
-                b = torch.full((48, 64), right, dtype=torch.int8)
+                a = torch.full((m, 64), left, dtype=torch.int8, device="cpu")
+                b = torch.full((48, 64), right, dtype=torch.int8, device="cpu")
                 if not bool((torch._int_mm(a, b.t()) == 64 * left * right).all()):
                     return False
     return True

@@ -1,9 +1,9 @@
 """Copies of weights in the form that a kernel wants, made once and kept as long as the weight lives.
 
-A copy is used only while the weight still is what it was made from: the same tensor, the same version counter and
-the same values at a grid of sample positions. The samples catch writes that bypass the version counter, as
-`weight.data.copy_(...)` does when a server reloads its model. What goes unseen is such a write that changes
-only unsampled elements.
+A copy is used only while the weight still is what it was made from: the same tensor in the same place, the same
+version counter and the same values at a grid of sample positions. The place tells of other memory, as after
+`weight.data = ...`. The samples catch writes that bypass the version counter, as `weight.data.copy_(...)` does when a
+server reloads its model. What goes unseen is such a write that changes only unsampled elements.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ...core.forks import in_children
 from ...core.memory import physical_bytes
 from ...core.settings import current
 
@@ -30,21 +31,29 @@ def _version(tensor: Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
-def _sample(tensor: Tensor) -> Tensor:
-    raw = tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
-    steps = tuple(slice(None, None, max(1, size // _SAMPLES_PER_DIM)) for size in tensor.shape)
-    return raw[steps].clone()
-
-
 class _Mark:
-    """What a tensor looked like when a copy was made from it."""
+    """What a tensor looked like when a copy was made from it, and where it was."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.version = _version(tensor)
-        self.sample = _sample(tensor)
+        self.address, self.dtype = tensor.data_ptr(), tensor.dtype
+        self.shape, self.strides = tensor.shape, tensor.stride()
+        self.steps = tuple(slice(None, None, max(1, size // _SAMPLES_PER_DIM)) for size in tensor.shape)
+        self.sample = self._sample(tensor).clone()
+
+    def _sample(self, tensor: Tensor) -> Tensor:
+        raw = tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
+        return raw[self.steps]
 
     def fits(self, tensor: Tensor) -> bool:
-        return self.version == _version(tensor) and torch.equal(self.sample, _sample(tensor))
+        return (
+            self.version == _version(tensor)
+            and self.address == tensor.data_ptr()
+            and self.dtype is tensor.dtype
+            and self.shape == tensor.shape
+            and self.strides == tensor.stride()
+            and torch.equal(self.sample, self._sample(tensor))
+        )
 
 
 class _Companion:
@@ -79,6 +88,10 @@ class PreparedWeights:
 
     def __init__(self) -> None:
         self._entries: Any = WeakTensorKeyDictionary()
+        self._renew_lock()
+        in_children(self._renew_lock)
+
+    def _renew_lock(self) -> None:
         self._lock = threading.RLock()
 
     def get(
@@ -90,6 +103,8 @@ class PreparedWeights:
         build: Callable[[], T],
     ) -> T | None:
         """The `form` of `weight` (and of the small tensors that go with it), or None if it has no room."""
+        if current().weight_cache_mib == 0:  # not even one that is there: it might miss an unseen write
+            return None
         with self._lock:
             forms: dict[Hashable, _Entry] = self._entries.get(weight) or {}
             entry = forms.get(form)

@@ -129,7 +129,7 @@ def find_groups(
             g_idx = (used.cumsum(0) - 1)[g_idx]
             count = kept.numel()
     size = _resolve_size(where, group_size, k, count)
-    in_order = g_idx is None or bool((g_idx == torch.arange(k, device=g_idx.device) // size).all())
+    in_order = g_idx is None or bool((g_idx == torch.arange(k, dtype=torch.int64, device=g_idx.device) // size).all())
     if g_idx is None or in_order or size % 32:
         wanted = ceil_div(k, size)
         if count != wanted:
@@ -211,7 +211,8 @@ def _sort_columns(where: str, name: str, g_idx: torch.Tensor, count: int, size: 
         )
     ordered, columns = flat.sort(dim=1, stable=True)
     first = members.cumsum(1) - members
-    slots = ordered * size + torch.arange(k, device=flat.device) - first.gather(1, ordered)
+    places = torch.arange(k, dtype=torch.int64, device=flat.device)
+    slots = ordered * size + places - first.gather(1, ordered)
     perm = torch.full((flat.shape[0], count * size), -1, dtype=torch.int64, device=flat.device)
     perm.scatter_(1, slots, columns)
     return perm.to(torch.int32).reshape(*g_idx.shape[:-1], count * size)
