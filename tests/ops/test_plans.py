@@ -67,8 +67,6 @@ def test_a_plan_runs_groups_that_quantisers_give(
     words: dict[str, Any] = {"a_scale": a_scale, "b_scale": b_scale}
     plan = omnigemm.plan(op, m=m, n=n, k=k, groups=groups, dtype=dtype, granularity=granularity)
     assert plan.problem == called(op, a, b, index, **words)
-    if plan.problem.a_scale == "1x128" and a_scale.dim() == 3 and a_scale.numel() == 1:
-        return  # the CPU's loop over slabs does not take a single block's value with all its dimensions
     assert torch.equal(plan.run(a, b, index, **words), getattr(omnigemm, op)(a, b, index, **words))
 
 
