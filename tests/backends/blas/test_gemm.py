@@ -13,6 +13,7 @@ import torch
 
 import omnigemm
 from backends.blas.cases import CPU, NVIDIA, exact, kernel, laid_out, opened, product, products, twos, word
+from omnigemm.backends.blas import estimate
 from omnigemm.backends.blas.caller import Caller, _tf32, allows
 from omnigemm.backends.blas.matrices import Matrices
 from omnigemm.core.problem import describe
@@ -254,6 +255,12 @@ def test_before_torch_2_9(monkeypatch: pytest.MonkeyPatch) -> None:
         set_old(allowed)
         assert answer() is allowed
         assert allows(answer()) == allowed
+
+
+def test_the_doubt_is_the_librarys(standin: Any) -> None:
+    """Our own kernels must be ahead by more than two runs differ."""
+    problem = describe("gemm", m=16, n=576, k=7168)
+    assert kernel(opened(standin)).cost(problem, CPU) == pytest.approx(0.97 * estimate.seconds(problem))
 
 
 def test_what_is_refused(standin: Any) -> None:

@@ -262,10 +262,12 @@ def test_of_many_streams_the_oldest_are_let_go(
 
     monkeypatch.setattr(torch, "empty", empty)
     backend = opened(made, by=caller(lambda: stream[0]))
-    a, b, out = torch.ones(2, 32), torch.ones(32, 2), torch.zeros(2, 2)
-    launch = kernel(backend).product.bind(out, a, b, None, 1.0, 0.0)
+    a, b = torch.ones(2, 32), torch.ones(32, 2)
+    outs = torch.zeros(21, 2, 2).unbind()  # of each, what was handed over is remembered
+    launch = kernel(backend).product.bind(outs[0], a, b, None, 1.0, 0.0)
     alive = []
     for stream[0] in [*range(1, 21), 1, 20, 19, 1, 2]:  # 19 and 20 are there still
+        out = outs[stream[0]]
         launch(out.zero_(), a, b, None, 1.0, 0.0)
         assert bool((out == 32.0).all())
         alive.append(sum(one() is not None for one in memory))

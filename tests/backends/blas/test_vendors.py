@@ -210,7 +210,15 @@ def test_names_of_torchs_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == Asks("_C._cuda_getDevice", "_C._cuda_getCurrentRawStream", "_C._cuda_isCurrentStreamCapturing")
 
 
-def test_codes_and_statuses_of_its_own(standin: Any, pair: Any) -> None:
+def test_codes_and_statuses_of_its_own(standin: Any, pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    described, call = [], LtLibrary.call
+
+    def look(self: LtLibrary, name: str, *given: Any) -> None:
+        if name == "create_operation":
+            described.append(given[1:])
+        call(self, name, *given)
+
+    monkeypatch.setattr(LtLibrary, "call", look)
     own = {"codes": {"fp32": 5, "fp16": 6, "bf16": 7}, "compute": 8, "statuses": {15: "NOT_TODAY", 7: "NOT_SUPPORTED"}}
     record = dataclasses.replace(NVIDIA, **own)
     with pytest.raises(omnigemm.DeviceError, match=r"cublasGemmEx answers NOT_TODAY \(15\)"):
@@ -222,6 +230,7 @@ def test_codes_and_statuses_of_its_own(standin: Any, pair: Any) -> None:
         twos(opened(standin, record))
     with pytest.raises(omnigemm.DeviceError, match=r"cublasLtMatmulAlgoGetHeuristic answers NOT_TODAY \(15\)"):
         twos(opened(pair, record))
+    assert described == [(8, 5)]  # the compute type, and the type of factors
     with pytest.raises(omnigemm.DeviceError, match=r"cublasGemmGroupedBatchedEx answers NOT_TODAY \(15\)"):
         kernel(opened(standin, record)).groups(*[[torch.ones(2, 2)] for _ in range(3)], None, [1.0], [0.0])
     assert word(next(line for line in standin.log() if line.startswith("group ")), "types") == "5,5,5"

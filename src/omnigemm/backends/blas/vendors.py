@@ -55,7 +55,6 @@ STATUSES: Mapping[int, str] = {
     16: "LICENSE_ERROR",
 }
 
-
 # Element types, by our names, and their codes there: CUDA_R_32F, CUDA_R_16F, CUDA_R_16BF.
 CODES: Mapping[str, int] = {"fp32": 0, "fp16": 2, "bf16": 14}
 TYPES = tuple(CODES)
@@ -66,9 +65,9 @@ class Asks:
     """Which functions of torch, by names below `torch`, tell about the thread that calls."""
 
     device: str
-    stream: str  # of a device: the driver's address, or
+    stream: str  # of a device
     capturing: str  # whether the current stream's work goes into a graph
-    stream_address: str | None = None  # the attribute that has it, of what `stream` answers
+    stream_address: str | None = None  # the attribute of a stream that is the driver's address; None: it is that itself
 
 
 # Private ones, because the public ones cost microseconds a call.
