@@ -115,7 +115,7 @@ def test_autocast_leaves_quantisers_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("scope", ["set_default_device", "with"])
-def test_a_default_device_does_not_make_calls_slow(scope: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_a_default_device_calls_are_remembered(scope: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is a mode of torch's, but one that has no say in products."""
     operands = int8()
     wanted = omnigemm.int8_gemm(*operands)
