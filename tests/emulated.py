@@ -1,0 +1,183 @@
+"""Our Hopper kernels on a processor: a launcher that compiles a kernel's own source for the host, with the emulator of
+`backends/cuda/emulator` in the place of the instructions' wrappers, and runs it. Tensors of the CPU stand in for the
+GPU's; everything above the driver is what a GPU gets."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import re
+import struct
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+import host_compiler
+from omnigemm.backends.cuda import batches, dense, gemm, groups, k_groups, list_launch, list_setup
+from omnigemm.backends.cuda.jit import KernelSpec
+from omnigemm.backends.cuda.launch import Matrix
+
+_MODULES = (batches, dense, gemm, groups, k_groups, list_launch, list_setup)
+_MEMORY = "extern __shared__ __align__(1024) char memory[];"
+_INSTRUCTION = re.compile(
+    r"wgmma\.mma_async\.sync\.aligned\.m64n(?P<columns>\d+)k(?P<depth>\d+)\.(?:f32|s32)\.(?P<left>\w+)\.(?P<right>\w+) "
+    r".*add(?:, 1, 1)?(?P<turned>(?:, [01]){2})?;"
+)
+_ENTRY = """
+static TensorMap maps[3];
+static Arguments given;
+extern "C" const char* launch(const void* map_bytes, const void* values, int size, const emulator::Launch* how) {{
+    const int more = int(sizeof given) - size;
+    if (more < 0 || more >= 8) return "arguments of another size than the kernel has";
+    memcpy(static_cast<void*>(maps), map_bytes, sizeof maps);
+    memcpy(static_cast<void*>(&given), values, size);
+    return emulator::launch([] {{ {call}; }}, *how);
+}}
+"""
+_OPTIONS = ("-O2", "-march=native", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-w")
+
+
+class _Written(ctypes.Structure):
+    _fields_ = [("memory", ctypes.c_void_p), ("bytes", ctypes.c_uint64)]  # noqa: RUF012
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = [  # noqa: RUF012
+        *((name, ctypes.c_int) for name in ("grid", "threads", "cluster", "shared_bytes", "at_once")),
+        ("seed", ctypes.c_uint64),
+        ("before", ctypes.POINTER(_Written)),
+        ("written", ctypes.c_int),
+    ]
+
+
+def _host_source(spec: KernelSpec) -> tuple[str, str]:
+    """What the host compiles for a kernel, and its version of gemm.cuh: blocks run side by side, so shared memory is
+    each block's own."""
+    text = (host_compiler.KERNELS / "sm90" / "gemm.cuh").read_text()
+    assert text.count(_MEMORY) == 1
+    skeleton = text.replace(_MEMORY, "char* memory = emulator::shared_memory();")
+    source, maps = spec.source, "" if "row_sums" in spec.name else "maps[0], maps[1], maps[2], "
+    found = _INSTRUCTION.search(source)
+    if found is not None:
+        kinds = ", ".join(f"emulator::{found[side]}" for side in ("left", "right"))
+        flags = found["turned"] or ", 0, 0"
+        constants, rest = source.split("__device__", 1)
+        source = (
+            f'{constants}#include "common/ptx.cuh"\n'
+            "template <class Sum, int count>\nvoid wgmma(Sum (&d)[count], u64 left, u64 right, bool add) {\n"
+            f"    emulator::multiply<{found['columns']}, {found['depth']}, {kinds}{flags}>(d, left, right, add);\n}}\n"
+            + rest[rest.index("#include") :]
+        )
+    return source + _ENTRY.format(call=f"{spec.name}({maps}given)"), skeleton
+
+
+class Hopper:
+    """Stands in for a GPU. Under a `seed`, warps take turns by lot and copies come when they come; without one all is
+    as late as it may be. `written`: what the kernel before the next one writes, so that it is not there yet when that
+    begins."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.seed = 0
+        self.at_once = 3
+        self.written: list[Tensor] = []
+        self.launches: list[str] = []
+        self.compiled = cache(self._compiled)
+
+    def _compiled(self, spec: KernelSpec) -> ctypes.CDLL:
+        folder = self._folder / spec.key[:24]
+        (folder / "sm90").mkdir(parents=True)
+        source, skeleton = _host_source(spec)
+        (folder / "sm90" / "gemm.cuh").write_text(skeleton)
+        library = host_compiler.library(folder, source, *_OPTIONS, only_gcc=True, emulated=True)
+        library.launch.restype = ctypes.c_char_p
+        return library
+
+    def run(self, spec: KernelSpec, maps: bytes, values: bytes, **shape: int) -> None:
+        self.launches.append(spec.name)
+        before = [_Written(one.data_ptr(), one.numel() * one.element_size()) for one in self.written]
+        memory = (_Written * len(before))(*before)
+        how = _Launch(**shape, at_once=self.at_once, seed=self.seed, before=memory, written=len(before))
+        fault = self.compiled(spec).launch(maps, values, len(values), ctypes.byref(how))
+        assert not fault, f"{spec.name}, seed {self.seed}: {fault.decode()}"
+
+
+class Launcher:
+    """As launch.Launcher is."""
+
+    gpu: Hopper
+
+    def __init__(
+        self,
+        kernel: KernelSpec,
+        *,
+        grid: int,
+        threads: int,
+        shared_bytes: int,
+        cluster: int,
+        matrices: Sequence[Matrix | None],
+        values: str,
+        overlap: bool = True,
+    ) -> None:
+        self.kernel, self.matrices, self.values = kernel, tuple(matrices), struct.Struct(values)
+        self.shape = {"grid": grid, "threads": threads, "shared_bytes": shared_bytes, "cluster": cluster}
+
+    def __call__(self, stream: int, addresses: tuple[int, ...], *values: Any) -> None:
+        self.launch(stream, addresses, values)
+
+    def launch(self, stream: int, addresses: tuple[int, ...], values: tuple[Any, ...]) -> None:
+        maps = [_packed(one, at) for one, at in zip(self.matrices, addresses, strict=True)]
+        raw = b"".join(maps).ljust(3 * 128, b"\xff")
+        self.gpu.run(self.kernel, raw, self.values.pack(*values), **self.shape)
+
+
+def _packed(matrix: Matrix | None, address: int) -> bytes:
+    """As threads.cuh has them, if the driver would take them."""
+    if matrix is None:
+        return b"\xff" * 128
+    assert address % 16 == 0
+    assert matrix.pitch_bytes % 16 == 0
+    assert 0 < matrix.pitch_bytes < 2**40
+    assert min(matrix.columns, matrix.rows, *matrix.box) > 0
+    assert max(matrix.box) <= 256
+    assert matrix.step_bytes % 16 == 0
+    sizes = address, matrix.pitch_bytes, matrix.columns, matrix.rows, matrix.step_bytes, matrix.count
+    return struct.pack("QQIIQIIII80x", *sizes, *matrix.box, matrix.element_bytes)
+
+
+class _OnTheProcessor(TorchFunctionMode):
+    """New tensors of the GPU are the processor's."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "cuda":
+            kwargs = {**kwargs, "device": "cpu"}
+        return func(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def emulated(folder: Path) -> Iterator[Hopper]:
+    """While this lasts, launches of the CUDA backend run here, on tensors of the CPU."""
+    made = Launcher.gpu = Hopper(folder)
+    replaced = {
+        "Launcher": Launcher,
+        "load": lambda spec, index, shared_bytes=0: SimpleNamespace(kernel=spec, local_bytes=0),
+        "is_loaded": lambda *_: True,
+        "raw_stream": lambda index: 0,
+    }
+    with pytest.MonkeyPatch.context() as patch, _OnTheProcessor():
+        for module in _MODULES:
+            for name, other in replaced.items():
+                if hasattr(module, name):
+                    patch.setattr(module, name, other)
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        patch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+        patch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+        yield made
