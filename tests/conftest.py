@@ -14,6 +14,10 @@ from omnigemm.core.settings import cache_dir
 shield_onednn()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--emulated", action="store_true", help="run the GPU's tests on an emulator, where they can")
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import re
 import struct
 from collections.abc import Iterator, Sequence
@@ -20,10 +21,15 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 import host_compiler
-from omnigemm.backends.cuda import batches, dense, gemm, groups, k_groups, list_launch, list_setup
+from omnigemm.backends.cpu import CpuBackend
+from omnigemm.backends.cuda import CudaBackend, batches, dense, gemm, gpu, groups, k_groups, list_launch, list_setup
 from omnigemm.backends.cuda.jit import KernelSpec
 from omnigemm.backends.cuda.launch import Matrix
+from omnigemm.core.dispatch import Support
+from op_support import forget_calls
 
+# So small that blocks have more than one tile to do.
+SMALL = dataclasses.replace(gpu.KNOWN["h200"], multiprocessors=4)
 _MODULES = (batches, dense, gemm, groups, k_groups, list_launch, list_setup)
 _MEMORY = "extern __shared__ __align__(1024) char memory[];"
 _INSTRUCTION = re.compile(
@@ -78,6 +84,17 @@ def _host_source(spec: KernelSpec) -> tuple[str, str]:
     return source + _ENTRY.format(call=f"{spec.name}({maps}given)"), skeleton
 
 
+@cache
+def _compiled(spec: KernelSpec, parent: Path) -> ctypes.CDLL:
+    folder = parent / spec.key[:24]
+    (folder / "sm90").mkdir(parents=True)
+    source, skeleton = _host_source(spec)
+    (folder / "sm90" / "gemm.cuh").write_text(skeleton)
+    library = host_compiler.library(folder, source, *_OPTIONS, only_gcc=True, emulated=True)
+    library.launch.restype = ctypes.c_char_p
+    return library
+
+
 class Hopper:
     """Stands in for a GPU. Under a `seed`, warps take turns by lot and copies come when they come; without one all is
     as late as it may be. `written`: what the kernel before the next one writes, so that it is not there yet when that
@@ -89,23 +106,13 @@ class Hopper:
         self.at_once = 3
         self.written: list[Tensor] = []
         self.launches: list[str] = []
-        self.compiled = cache(self._compiled)
-
-    def _compiled(self, spec: KernelSpec) -> ctypes.CDLL:
-        folder = self._folder / spec.key[:24]
-        (folder / "sm90").mkdir(parents=True)
-        source, skeleton = _host_source(spec)
-        (folder / "sm90" / "gemm.cuh").write_text(skeleton)
-        library = host_compiler.library(folder, source, *_OPTIONS, only_gcc=True, emulated=True)
-        library.launch.restype = ctypes.c_char_p
-        return library
 
     def run(self, spec: KernelSpec, maps: bytes, values: bytes, **shape: int) -> None:
         self.launches.append(spec.name)
         before = [_Written(one.data_ptr(), one.numel() * one.element_size()) for one in self.written]
         memory = (_Written * len(before))(*before)
         how = _Launch(**shape, at_once=self.at_once, seed=self.seed, before=memory, written=len(before))
-        fault = self.compiled(spec).launch(maps, values, len(values), ctypes.byref(how))
+        fault = _compiled(spec, self._folder).launch(maps, values, len(values), ctypes.byref(how))
         assert not fault, f"{spec.name}, seed {self.seed}: {fault.decode()}"
 
 
@@ -177,7 +184,17 @@ def emulated(folder: Path) -> Iterator[Hopper]:
             for name, other in replaced.items():
                 if hasattr(module, name):
                     patch.setattr(module, name, other)
+        patch.setattr(gpu, "of", lambda index: SMALL)
+        patch.setattr(CudaBackend, "available", lambda self: Support(True, "emulated"))
+        patch.setattr(CudaBackend, "supports", lambda self, problem, device: self.supports_on(problem, SMALL))
+        patch.setattr(CpuBackend, "supports", lambda *_: Support(False, "the processor is taken for a GPU"))
+        about = SimpleNamespace(multi_processor_count=SMALL.multiprocessors)
+        patch.setattr(torch.cuda, "get_device_properties", lambda index: about)
+        patch.setattr(torch.cuda, "current_device", lambda: 0)
+        patch.setattr(torch.cuda, "synchronize", lambda: None)
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         patch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
         patch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+        forget_calls()
         yield made
+    forget_calls()
