@@ -9,6 +9,7 @@ import ctypes
 import dataclasses
 import re
 import struct
+import tempfile
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -25,6 +26,7 @@ from omnigemm.backends.cpu import CpuBackend
 from omnigemm.backends.cuda import CudaBackend, batches, dense, gemm, gpu, groups, k_groups, list_launch, list_setup
 from omnigemm.backends.cuda.jit import KernelSpec
 from omnigemm.backends.cuda.launch import Matrix
+from omnigemm.core import fresh
 from omnigemm.core.dispatch import Support
 from op_support import forget_calls
 
@@ -47,6 +49,7 @@ extern "C" const char* launch(const void* map_bytes, const void* values, int siz
     return emulator::launch([] {{ {call}; }}, *how);
 }}
 """
+_MAPS = 3 * 128  # bytes
 _OPTIONS = ("-O2", "-march=native", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-w")
 
 
@@ -63,13 +66,14 @@ class _Launch(ctypes.Structure):
     ]
 
 
-def _host_source(spec: KernelSpec) -> tuple[str, str]:
-    """What the host compiles for a kernel, and its version of gemm.cuh: blocks run side by side, so shared memory is
-    each block's own."""
-    text = (host_compiler.KERNELS / "sm90" / "gemm.cuh").read_text()
-    assert text.count(_MEMORY) == 1
-    skeleton = text.replace(_MEMORY, "char* memory = emulator::shared_memory();")
-    source, maps = spec.source, "" if "row_sums" in spec.name else "maps[0], maps[1], maps[2], "
+Change = tuple[str, str, str]  # a header, a part of it, and what is to be there instead
+# Blocks run side by side here, so shared memory is each block's own.
+_ALWAYS: Change = ("sm90/gemm.cuh", _MEMORY, "char* memory = emulator::shared_memory();")
+
+
+def _host_source(spec: KernelSpec) -> str:
+    """What the host compiles for a kernel."""
+    source, maps = spec.source, "maps[0], maps[1], maps[2], " if '#include "sm90/' in spec.source else ""
     found = _INSTRUCTION.search(source)
     if found is not None:
         kinds = ", ".join(f"emulator::{found[side]}" for side in ("left", "right"))
@@ -81,39 +85,66 @@ def _host_source(spec: KernelSpec) -> tuple[str, str]:
             f"    emulator::multiply<{found['columns']}, {found['depth']}, {kinds}{flags}>(d, left, right, add);\n}}\n"
             + rest[rest.index("#include") :]
         )
-    return source + _ENTRY.format(call=f"{spec.name}({maps}given)"), skeleton
+    return source + _ENTRY.format(call=f"{spec.name}({maps}given)")
 
 
 @cache
-def _compiled(spec: KernelSpec, parent: Path) -> ctypes.CDLL:
-    folder = parent / spec.key[:24]
-    (folder / "sm90").mkdir(parents=True)
-    source, skeleton = _host_source(spec)
-    (folder / "sm90" / "gemm.cuh").write_text(skeleton)
-    library = host_compiler.library(folder, source, *_OPTIONS, only_gcc=True, emulated=True)
+def compiled(spec: KernelSpec, parent: Path, changes: tuple[Change, ...] = ()) -> ctypes.CDLL:
+    """A kernel for the processor, built in a folder of its own."""
+    folder = Path(tempfile.mkdtemp(dir=parent))
+    texts: dict[str, str] = {}
+    for header, old, new in (_ALWAYS, *changes):
+        text = texts.get(header) or (host_compiler.KERNELS / header).read_text()
+        assert text.count(old) == 1, f"{header} has {text.count(old)} times {old!r}"
+        texts[header] = text.replace(old, new)
+    for header, text in texts.items():
+        (folder / header).parent.mkdir(exist_ok=True)
+        (folder / header).write_text(text)
+    options = (*_OPTIONS, f"-I{folder}")
+    library = host_compiler.library(folder, _host_source(spec), *options, only_gcc=True, emulated=True)
     library.launch.restype = ctypes.c_char_p
     return library
+
+
+def run(
+    library: ctypes.CDLL,
+    values: bytes,
+    *,
+    grid: int,
+    threads: int,
+    cluster: int = 1,
+    shared_bytes: int = 0,
+    maps: bytes = b"",
+    at_once: int = 1,
+    seed: int = 0,
+    written: Sequence[Tensor] = (),
+) -> None:
+    """Launch it. `at_once`: clusters that run side by side; kernels with variables in shared memory have one."""
+    before = [_Written(one.data_ptr(), one.numel() * one.element_size()) for one in written]
+    memory = (_Written * len(before))(*before)
+    how = _Launch(grid, threads, cluster, shared_bytes, at_once, seed, memory, len(before))
+    fault = library.launch(maps.ljust(_MAPS, b"\xff"), values, len(values), ctypes.byref(how))
+    assert not fault, f"seed {seed}: {fault.decode()}"
 
 
 class Hopper:
     """Stands in for a GPU. Under a `seed`, warps take turns by lot and copies come when they come; without one all is
     as late as it may be. `written`: what the kernel before the next one writes, so that it is not there yet when that
-    begins."""
+    begins. `changes`: kernels that are not as they should be."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.seed = 0
         self.at_once = 3
         self.written: list[Tensor] = []
+        self.changes: tuple[Change, ...] = ()
         self.launches: list[str] = []
 
-    def run(self, spec: KernelSpec, maps: bytes, values: bytes, **shape: int) -> None:
+    def run(self, spec: KernelSpec, values: bytes, **how: Any) -> None:
         self.launches.append(spec.name)
-        before = [_Written(one.data_ptr(), one.numel() * one.element_size()) for one in self.written]
-        memory = (_Written * len(before))(*before)
-        how = _Launch(**shape, at_once=self.at_once, seed=self.seed, before=memory, written=len(before))
-        fault = _compiled(spec, self._folder).launch(maps, values, len(values), ctypes.byref(how))
-        assert not fault, f"{spec.name}, seed {self.seed}: {fault.decode()}"
+        side_by_side = self.at_once if "gemm.cuh" in spec.source else 1
+        library = compiled(spec, self._folder, self.changes)
+        run(library, values, **how, at_once=side_by_side, seed=self.seed, written=self.written)
 
 
 class Launcher:
@@ -140,9 +171,8 @@ class Launcher:
         self.launch(stream, addresses, values)
 
     def launch(self, stream: int, addresses: tuple[int, ...], values: tuple[Any, ...]) -> None:
-        maps = [_packed(one, at) for one, at in zip(self.matrices, addresses, strict=True)]
-        raw = b"".join(maps).ljust(3 * 128, b"\xff")
-        self.gpu.run(self.kernel, raw, self.values.pack(*values), **self.shape)
+        maps = b"".join(_packed(one, at) for one, at in zip(self.matrices, addresses, strict=True))
+        self.gpu.run(self.kernel, self.values.pack(*values), maps=maps, **self.shape)
 
 
 def _packed(matrix: Matrix | None, address: int) -> bytes:
@@ -184,6 +214,8 @@ def emulated(folder: Path) -> Iterator[Hopper]:
             for name, other in replaced.items():
                 if hasattr(module, name):
                     patch.setattr(module, name, other)
+        patch.setattr(list_setup, "most_lines", lambda: list_setup.LINES[-1])
+        patch.setattr(fresh, "empty_strided_cuda", None)
         patch.setattr(gpu, "of", lambda index: SMALL)
         patch.setattr(CudaBackend, "available", lambda self: Support(True, "emulated"))
         patch.setattr(CudaBackend, "supports", lambda self, problem, device: self.supports_on(problem, SMALL))

@@ -58,7 +58,7 @@ extern "C" long long walk(int m, int batch, const long long* steps, int grid, lo
     given = {{memory, 0, m, 1.0f, 0.0f, nullptr, 1000, 7, 0, steps[0], steps[1], int(steps[2]), int(steps[3]),
               int(steps[4]), int(steps[5]), int(steps[6]), batch}};
     found = lines, seen = 0, most = room;
-    emulator::launch(kernel, grid, 32);
+    emulator::launch(kernel, {{grid, 32}});
     return seen;
 }}
 """

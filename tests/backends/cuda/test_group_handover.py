@@ -35,14 +35,13 @@ struct Arguments {{
 #include "tile_walk.cuh"
 
 static Arguments given;
-alignas(16) static char shared[sizeof(Work::Handover) + 10 * 600 + 2];
-static int *found, seen, most, prepared[64];
+constexpr int SHARED = sizeof(Work::Handover) + 10 * 600 + 2;
+static int *found, seen, most;
 
 static void kernel() {{
     Work work(given);
-    work.prepare(shared, threadIdx.x / 32);
-    prepared[blockIdx.x] += threadIdx.x / 32 == 1;
-    while (prepared[blockIdx.x] < 32) emulator::meet();  // who makes the table meets with its own warp meanwhile
+    work.prepare(emulator::shared_memory(), threadIdx.x / 32);
+    __syncthreads();
     if (threadIdx.x == 128 * MATH_GROUPS) load_tiles(work);
     if (threadIdx.x < 128 * MATH_GROUPS)
         take_tiles(work, [](const Place& tile) {{
@@ -52,12 +51,12 @@ static void kernel() {{
             line[4] = tile.first, line[5] = tile.count;
         }});
 }}
-extern "C" int walk(const int* groups, int count, int limit, int grid, int* lines, int room) {{
+extern "C" const char* walk(const int* groups, int count, int limit, int grid, int* lines, int room, int* tiles) {{
     given = {{groups, count, limit}};
     found = lines, seen = 0, most = room;
-    for (int& one : prepared) one = 0;
-    emulator::launch(kernel, grid, THREADS);
-    return emulator::gave_up ? -1 : seen;
+    const char* fault = emulator::launch(kernel, {{grid, THREADS, 1, SHARED, 3, u64(count)}});
+    *tiles = seen;
+    return fault;
 }}
 """
 WARPS, ROWS, ACROSS = 8, 128, 3  # of tiles, as the constants above make them
@@ -78,16 +77,19 @@ def pingpong(request: pytest.FixtureRequest) -> bool:
 def library(tmp_path_factory: pytest.TempPathFactory, masked: bool, pingpong: bool) -> ctypes.CDLL:
     source = SHIM.format(slabs=str(masked).lower(), pingpong=str(pingpong).lower())
     folder = tmp_path_factory.mktemp("handover")
-    return host_compiler.library(folder, source, "-O1", "-Wno-psabi", only_gcc=True, emulated=True)
+    built = host_compiler.library(folder, source, "-O1", "-Wno-psabi", only_gcc=True, emulated=True)
+    built.walk.restype = ctypes.c_char_p
+    return built
 
 
 def walk(library: ctypes.CDLL, given: Sequence[int], grid: int, tiles: int) -> list[list[tuple[int, ...]]]:
     """What each of the warps that multiply got, in all blocks: group, tile, the group's first row and its rows."""
     numbers, room = (ctypes.c_int * len(given))(*given), WARPS * tiles + 8  # more than there should be
     lines = (ctypes.c_int * (6 * room))()
-    seen = library.walk(numbers, len(given), LIMIT, grid, lines, room)
-    assert seen >= 0, "threads wait for one another"
-    every = [tuple(lines[6 * i : 6 * i + 6]) for i in range(seen)]
+    seen = ctypes.c_int()
+    fault = library.walk(numbers, len(given), LIMIT, grid, lines, room, ctypes.byref(seen))
+    assert not fault, fault.decode()
+    every = [tuple(lines[6 * i : 6 * i + 6]) for i in range(seen.value)]
     return [sorted(one[1:] for one in every if one[0] == warp) for warp in range(WARPS)]
 
 

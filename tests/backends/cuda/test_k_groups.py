@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import emulated
 import host_compiler
 import list_memory
 from list_memory import memory_at
@@ -28,15 +29,6 @@ from omnigemm.ops.grouped_k import GROUPED_K_CONTIGUOUS
 H200 = KNOWN["h200"]
 CONFIG = Config(False, 2, 1, 128, 4, right_share=2)
 NAN = float("nan")
-ENTRY = """
-static TensorMap like[3];
-static Arguments given;
-extern "C" void launch(const void* arguments, int size, int grid, int threads) {{
-    if (size != int(sizeof given)) __builtin_trap();
-    __builtin_memcpy(static_cast<void*>(&given), arguments, sizeof given);
-    emulator::launch([] {{ {name}(like[0], like[1], like[2], given); }}, grid, threads);
-}}
-"""
 BEFORE = """
 #include "common/k_groups.cuh"
 extern "C" int before(const int* ends, int first, int here, int group, int lane, int lanes) {
@@ -45,17 +37,11 @@ extern "C" int before(const int* ends, int first, int here, int group, int lane,
 """
 
 
-def built(folder: Path, source: str) -> ctypes.CDLL:
-    return host_compiler.library(folder, source, "-O1", "-Wno-psabi", only_gcc=True, emulated=True)
-
-
 @pytest.fixture(scope="module")
 def small_kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ctypes.CDLL]:
     """For 16 bits and for fp8, to run on the processor."""
     specs = [k_groups.setup_spec(size) for size in (1, 2)]
-    return {
-        one.name: built(tmp_path_factory.mktemp(one.name), one.source + ENTRY.format(name=one.name)) for one in specs
-    }
+    return {one.name: emulated.compiled(one, tmp_path_factory.mktemp(one.name)) for one in specs}
 
 
 class Machine:
@@ -123,9 +109,8 @@ class Launcher:
         if "setup" in self.kernel.name:
             store, size = self.options["matrices"][2], self.machine.out_dtype.itemsize
             assert (store.element_bytes, store.box) == (size, (128 // size, 64))
-            self.machine.small_kernels[self.kernel.name].launch(
-                raw, len(raw), self.options["grid"], self.options["threads"]
-            )
+            small = self.machine.small_kernels[self.kernel.name]
+            emulated.run(small, raw, grid=self.options["grid"], threads=self.options["threads"])
         else:
             self.machine.multiply(self, raw)
 
@@ -341,7 +326,7 @@ def test_fp8(machine: Machine, ends: list[int], way: str) -> None:
 
 
 def test_longer_groups_come_first(tmp_path: Path) -> None:
-    library = built(tmp_path, BEFORE)
+    library = host_compiler.library(tmp_path, BEFORE)
     source = random.Random(0)
     for _ in range(50):
         ends = sorted(source.randint(0, 40) for _ in range(source.randint(1, 80)))

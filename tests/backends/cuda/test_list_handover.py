@@ -27,12 +27,12 @@ struct Arguments {
 #include "tile_walk.cuh"
 
 static Arguments given;
-alignas(128) static char shared[sizeof(Work::Handover) + sizeof(TileNumbers) + 4 * 600];
+constexpr int SHARED = sizeof(Work::Handover) + sizeof(TileNumbers) + 4 * 600;
 static int *found, seen, most;
 
 static void kernel() {
     Work work(given);
-    work.prepare(shared, 0);
+    work.prepare(emulator::shared_memory(), 0);
     __syncthreads();
     if (threadIdx.x == 128) load_tiles(work);
     if (threadIdx.x < 128)
@@ -43,11 +43,12 @@ static void kernel() {
             line[4] = tile.m, line[5] = tile.n;
         });
 }
-extern "C" int walk(char* memory, int count, int grid, int* lines, int room) {
+extern "C" const char* walk(char* memory, int count, int grid, int* lines, int room, int* tiles) {
     given = {memory, count};
     found = lines, seen = 0, most = room;
-    emulator::launch(kernel, grid, THREADS);
-    return emulator::gave_up ? -1 : seen;
+    const char* fault = emulator::launch(kernel, {grid, THREADS, 1, SHARED, 3, u64(count)});
+    *tiles = seen;
+    return fault;
 }
 """
 WARPS = 4
@@ -56,9 +57,11 @@ Size = tuple[int, int]
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return host_compiler.library(
+    built = host_compiler.library(
         tmp_path_factory.mktemp("handover"), SHIM, "-O1", "-Wno-psabi", only_gcc=True, emulated=True
     )
+    built.walk.restype = ctypes.c_char_p
+    return built
 
 
 def walk(library: ctypes.CDLL, sizes: Sequence[Size], grid: int) -> list[list[tuple[int, ...]]]:
@@ -71,9 +74,10 @@ def walk(library: ctypes.CDLL, sizes: Sequence[Size], grid: int) -> list[list[tu
         ctypes.memmove(start + 384 * count + 16 * i, struct.pack("4i", tiles, m, n, 1), 16)
     room = WARPS * tiles + 8  # more than there should be
     lines = (ctypes.c_int * (6 * room))()
-    seen = library.walk(ctypes.c_void_p(start), count, grid, lines, room)
-    assert seen >= 0, "threads wait for one another"
-    every = [tuple(lines[6 * i : 6 * i + 6]) for i in range(seen)]
+    seen = ctypes.c_int()
+    fault = library.walk(ctypes.c_void_p(start), count, grid, lines, room, ctypes.byref(seen))
+    assert not fault, fault.decode()
+    every = [tuple(lines[6 * i : 6 * i + 6]) for i in range(seen.value)]
     return [sorted(one[1:] for one in every if one[0] == warp) for warp in range(WARPS)]
 
 

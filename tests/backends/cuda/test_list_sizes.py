@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import host_compiler
+import emulated
 import list_memory
 from omnigemm.backends.cuda import CudaBackend, explain_on, list_choice, list_launch, list_setup, lists
 from omnigemm.backends.cuda.gpu import KNOWN
@@ -28,27 +28,14 @@ CONFIG = Config(False, 2, 1, 128, 4, right_share=2)
 DOWN, ACROSS = CONFIG.tile_m * CONFIG.right_share, CONFIG.tile_n * CONFIG.left_share
 NAN, GUARD = float("nan"), 77.0
 Sizes = tuple[int, int, int]
-ENTRY = """
-static TensorMap like[3];
-static Arguments given;
-extern "C" void launch(const void* arguments, int size, int grid, int threads) {{
-    if (size != int(sizeof given)) __builtin_trap();
-    __builtin_memcpy(static_cast<void*>(&given), arguments, sizeof given);
-    emulator::launch([] {{ {name}(like[0], like[1], like[2], given); }}, grid, threads);
-}}
-"""
 
 
 @pytest.fixture(scope="module")
 def small_kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ctypes.CDLL]:
     """By their names, to run on the processor."""
 
-    def built(spec: KernelSpec, folder: Path) -> ctypes.CDLL:
-        source = spec.source + ENTRY.format(name=spec.name)
-        return host_compiler.library(folder, source, "-O1", "-Wno-psabi", only_gcc=True, emulated=True)
-
     specs = [list_setup.spec(lines) for lines in list_setup.LINES]
-    return {one.name: built(one, tmp_path_factory.mktemp(one.name)) for one in specs}
+    return {one.name: emulated.compiled(one, tmp_path_factory.mktemp(one.name)) for one in specs}
 
 
 class Machine:
@@ -104,7 +91,7 @@ class Launcher:
         if small is None:
             self.machine.multiply(self, raw)
         else:
-            small.launch(raw, len(raw), self.options["grid"], self.options["threads"])
+            emulated.run(small, raw, grid=self.options["grid"], threads=self.options["threads"])
 
 
 class Handle:

@@ -8,13 +8,12 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable
-from functools import cache
 
 import pytest
 import torch
 from torch import Tensor
 
-import host_compiler
+import emulated
 import omnigemm
 from omnigemm.backends.cuda import quant, quant_source
 from omnigemm.backends.cuda.jit import KernelSpec
@@ -23,24 +22,12 @@ from omnigemm.backends.cuda.quant_source import Shape, Variant
 FLOATS = [torch.bfloat16, torch.float16, torch.float32]
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 MULTIPROCESSORS = 3  # of the GPU that is made up here: small, so that blocks have more than one thing to do
-ENTRY = """
-static Arguments given;
-extern "C" void launch(const void* arguments, int grid, int threads) {{
-    __builtin_memcpy(static_cast<void*>(&given), arguments, sizeof given);
-    emulator::launch([] {{ {name}(given); }}, grid, threads);
-}}
-"""
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[KernelSpec], ctypes.CDLL]:
-    @cache
-    def build(spec: KernelSpec) -> ctypes.CDLL:
-        source = spec.source + ENTRY.format(name=spec.name)
-        options = "-O1", "-ffp-contract=off", "-Wno-psabi"
-        return host_compiler.library(tmp_path_factory.mktemp("kernels"), source, *options, only_gcc=True, emulated=True)
-
-    return build
+    folder = tmp_path_factory.mktemp("kernels")
+    return lambda spec: emulated.compiled(spec, folder)
 
 
 class Emulated:
@@ -51,7 +38,7 @@ class Emulated:
 
     def __call__(self, stream: int, addresses: tuple[int, ...], *values: float) -> None:
         arguments = struct.pack(self._values, *values)
-        self._library.launch(arguments, self._shape.grid, self._shape.threads)
+        emulated.run(self._library, arguments, grid=self._shape.grid, threads=self._shape.threads)
 
 
 @pytest.fixture

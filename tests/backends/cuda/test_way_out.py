@@ -18,7 +18,6 @@ from omnigemm.backends.cuda.sm90 import Config, Variant
 
 SHIM = """
 #include "common/pipeline.cuh"
-#include "copy_engine.cuh"
 constexpr int TILE_ROWS = 64 * WAVES * MATH_GROUPS, GROUP_ROWS = GROUPED ? 64 : 64 * WAVES;
 constexpr int WAVE_ROWS = GROUPED ? 64 * MATH_GROUPS : 64, SHARE = 1, CLUSTER = 1, K_BLOCKS = 1, SCALES_AT_ONCE = 4;
 constexpr int SCALE_WARPS = 0, THREADS = 128 * MATH_GROUPS;
@@ -52,7 +51,6 @@ static Arguments given;
 static TensorMap map;
 static int columns;
 static const float* products;
-alignas(1024) static char shared[Epilogue::BYTES + 1024];
 
 static Place place(int row, int col) {
 #if GROUPED
@@ -67,7 +65,7 @@ static Place place(int row, int col) {
 }
 
 // As gemm.cuh has it, with sums that are known.
-static void kernel() {
+static void kernel(const TensorMap map) {
     const int group = threadIdx.x / 128, lane = threadIdx.x % 32;
     const int first = group * GROUP_ROWS + threadIdx.x / 32 % 4 * 16 + lane / 4;
     for (int row = 0; row * TILE_ROWS < given.shape_m; ++row)
@@ -82,26 +80,22 @@ static void kernel() {
                     sums[wave][i] = m < given.shape_m && n < columns ? products[m * columns + n] : 1e30f;
                 }
             const Epilogue::Ahead ahead(given, tile, first);
-            Epilogue::store(sums, ahead, shared, nullptr, nullptr, &map, given, group, tile, first);
+            Epilogue::store(sums, ahead, emulator::shared_memory(), nullptr, nullptr, &map, given, group, tile, first);
         }
     Epilogue::finish();
 }
 
-extern "C" int run(const Arguments* arguments, const float* sums, int n, int rows, int box, int element_bytes) {
+extern "C" const char* run(const Arguments* arguments, const float* sums, int n, int rows, int box, int element_bytes) {
     given = *arguments, products = sums, columns = n;
-    map = {reinterpret_cast<u64>(given.out), u64(given.out_stride) * OUT_BYTES, u32(n), u32(rows)};
-    emulator::box(&map) = {box, element_bytes};
-    for (int i = 0; i < 1024; ++i) shared[Epilogue::BYTES + i] = 77;
-    emulator::bad_address = false;
-    emulator::stored = emulator::added = 0;
-    emulator::launch(kernel, 1, THREADS);
-    for (int i = 0; i < 1024; ++i)
-        if (shared[Epilogue::BYTES + i] != 77) return 3;
-    return emulator::gave_up ? 1 : emulator::bad_address ? 2 : 0;
+    map = {reinterpret_cast<u64>(given.out), u64(given.out_stride) * OUT_BYTES, u32(n), u32(rows), 0, 0, u32(box), 64,
+           u32(element_bytes)};
+    emulator::stored = emulator::added = emulator::worst_of_stores = 0;
+    emulator::watches_stores = true;
+    return emulator::launch([] { kernel(map); }, {1, THREADS, 1, Epilogue::BYTES});
 }
 extern "C" int stored() { return emulator::stored; }
 extern "C" int added() { return emulator::added; }
-extern "C" int worst_store() { return emulator::worst_store(); }
+extern "C" int worst_store() { return emulator::worst_of_stores; }
 extern "C" int staged_bytes() { return Epilogue::BYTES; }
 """
 
@@ -164,8 +158,8 @@ class Block:
         lies = {"out": out.data_ptr(), "out_stride": out.stride(0), "straight": int(straight)}
         given = Arguments(**{"shape_m": m, "alpha": 1.0, **lies, **others})
         box = self.variant.slab(self.config), self.variant.out_bytes
-        failed = self.library.run(ctypes.byref(given), ctypes.c_void_p(sums.data_ptr()), n, rows or m, *box)
-        assert not failed, ["", "threads wait for one another", "a bad address", "more memory than said"][failed]
+        fault = self.library.run(ctypes.byref(given), ctypes.c_void_p(sums.data_ptr()), n, rows or m, *box)
+        assert not fault, fault.decode()
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +174,7 @@ def block(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Block]:
             folder = tmp_path_factory.mktemp("out")
             options = "-O1", "-Wno-psabi", "-Wno-narrowing"
             library = host_compiler.library(folder, constants + SHIM, *options, only_gcc=True, emulated=True)
+            library.run.restype = ctypes.c_char_p
             made[name] = Block(library, config, variant)
         return made[name]
 

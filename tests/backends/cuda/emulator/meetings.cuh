@@ -179,8 +179,11 @@ inline void mbarrier_init(u64* at, int expected) {
     *reinterpret_cast<emulator::Barrier*>(at) = {u64(expected), 0, 0, emulator::INITIALISED, 0};
 }
 inline void fence_mbarrier_init() {}
-inline void mbarrier_arrive(u64* at) { emulator::arrived(emulator::barrier_at(at), 1, 0); }
-inline void mbarrier_arrive_expect_tx(u64* at, u32 bytes) { emulator::arrived(emulator::barrier_at(at), 1, bytes); }
+inline void mbarrier_arrive_expect_tx(u64* at, u32 bytes) {
+    emulator::arrived(emulator::barrier_at(at), 1, bytes);
+    emulator::perhaps_meet();
+}
+inline void mbarrier_arrive(u64* at) { mbarrier_arrive_expect_tx(at, 0); }
 inline void mbarrier_arrive_expect_tx_in(u64* at, u32 bytes, u32 rank) {
     char* there = emulator::pointer_to(emulator::address_of(at), emulator::block_of_rank(rank));
     mbarrier_arrive_expect_tx(reinterpret_cast<u64*>(there), bytes);

@@ -131,6 +131,7 @@ inline void wgmma_commit_group() {
     if (groups.empty()) groups.emplace_back();
     groups.emplace_back();
     if (emulator::launched.seed % 2) emulator::make_products(0);
+    emulator::perhaps_meet();
 }
 template <int pending>
 void wgmma_wait_group() {

@@ -131,6 +131,10 @@ inline void pause(Wait wait) {
     if (!_setjmp(self->here)) _longjmp(scheduler, 1);
 }
 inline void meet() { pause(Wait::NOTHING); }
+// Others may go on here, where it shows whether they were right to.
+inline void perhaps_meet() {
+    if (one_in(20)) meet();
+}
 
 inline void fault(const char* format, ...) {
     if (!failed) {
@@ -311,8 +315,10 @@ inline void run_side_by_side() {
             if (!able) continue;
             anybody = true;  // a warp may be late without need, but not all of them for ever
             if (one_in(3)) continue;
-            for (size_t i = first; i < last && !failed; ++i)
+            for (size_t i = first; i < last && !failed; ++i) {
                 if (may_go_on(block->threads[i])) resume(block->threads[i]);
+                if (one_in(100)) break;  // lanes, too, may be late
+            }
             while (!failed && !pending.empty() && launched.seed % 3 == 1 && one_in(2)) complete_one();
             if (failed) return;
         }
