@@ -5,17 +5,8 @@
 // ------------------------------------------------------------------------------------------------------------ warps
 
 namespace emulator {
-// All 32 lanes come to the same point, or nobody goes on.
-inline void meet_warp(const char* at) {
-    Warp& warp = self->block->warps[self->index / WARP];
-    if (warp.arrived > 0 && strcmp(warp.at, at))
-        return fault("lanes of a warp meet at %s, where others are at %s", at, warp.at);
-    warp.at = at;
-    self->round = warp.rounds;
-    if (++warp.arrived < WARP) return pause(Wait::WARP);
-    warp.arrived = 0;
-    ++warp.rounds;
-}
+void meet_warp(const char* at);  // all 32 lanes come to the same point, or nobody goes on
+void left_cluster_barrier(Cluster& cluster);
 // What another lane gives.
 template <typename T>
 T from_lane(int lane, T value, const char* at) {
@@ -70,41 +61,12 @@ inline int __reduce_add_sync(u32 mask, int value) {
 
 // -------------------------------------------------------------------------------------------- blocks and clusters
 
-inline void named_barrier_arrive(int id, int threads) { emulator::arrive_named(*emulator::self->block, id, threads); }
-inline void named_barrier_sync(int id, int threads) {
-    using namespace emulator;
-    self->id = id, self->round = self->block->named[id].rounds;
-    arrive_named(*self->block, id, threads);
-    if (self->block->named[id].rounds == self->round) pause(Wait::NAMED);
-}
-// For all threads that are still there.
-inline void __syncthreads() {
-    using namespace emulator;
-    Named& all = self->block->named[0];
-    self->id = 0, self->round = all.rounds;
-    if (++all.arrived < self->block->alive) return pause(Wait::NAMED);
-    all.arrived = 0;
-    ++all.rounds;
-}
-
+void named_barrier_arrive(int id, int threads);
+void named_barrier_sync(int id, int threads);
+void __syncthreads();
 inline u32 cluster_ctarank() { return emulator::self->block->rank; }
-inline void cluster_arrive() {
-    using namespace emulator;
-    Cluster& cluster = *self->block->cluster;
-    if (self->arrived_in_cluster) return fault("arrives at the cluster's barrier twice");
-    self->arrived_in_cluster = true;
-    self->round = cluster.rounds;
-    --cluster.missing;
-    left_cluster_barrier(cluster);
-}
-inline void cluster_wait() {
-    using namespace emulator;
-    // Whoever has not arrived since the last round was let through by all others.
-    if (self->arrived_in_cluster) {
-        self->round = self->block->cluster->rounds;
-        pause(Wait::CLUSTER);
-    }
-}
+void cluster_arrive();
+void cluster_wait();
 
 // The kernel before writes what this one reads, and is done some time after this one has begun.
 inline void griddepcontrol_wait() {
@@ -128,14 +90,7 @@ inline Barrier& barrier_at(u64* at) {
     if (found.mark != INITIALISED) fault("an mbarrier that nobody has initialised");
     return found;
 }
-inline void arrived(Barrier& barrier, int count, int bytes) {
-    if (barrier.arrived + count > barrier.expected) return fault("more arrive at an mbarrier than it expects");
-    barrier.arrived += count;
-    barrier.bytes += bytes;
-    if (barrier.arrived < barrier.expected || barrier.bytes != 0) return;
-    barrier.arrived = 0;
-    barrier.phase ^= 1;
-}
+void arrived(Barrier& barrier, int count, int bytes);
 
 // Addresses in shared memory, as instructions have them: of this block, or, with a mark, of the cluster's.
 inline u32 address_of(const void* pointer) {
@@ -146,26 +101,9 @@ inline u32 address_of(const void* pointer) {
 inline char* pointer_to(u32 address, const Block& block) {
     return block.shared + (address & 0xffffff) - FIRST_ADDRESS;
 }
-inline Block& block_of_rank(u32 rank) {
-    Cluster& cluster = *self->block->cluster;
-    if (rank >= cluster.blocks.size()) fault("rank %u of a cluster of %zu", rank, cluster.blocks.size());
-    Block& found = cluster.blocks[rank];
-    if (found.alive == 0) fault("block %u of the cluster is touched, and is not there any more", rank);
-    return found;
-}
+Block& block_of_rank(u32 rank);
 // Something is on its way to a block, and comes some time later.
-inline void send(Block& block, std::function<void()> run) { pending.push_back({&block, std::move(run)}); }
-
-inline void block_ended(Block& block) {
-    for (const Pending& one : pending)
-        if (one.block == &block) return fault("the block ends, and something is still on its way to it");
-    for (int id = 0; id < NAMED_BARRIERS; ++id)
-        if (block.named[id].arrived > 0) return fault("the block ends, and somebody's arrival at barrier %d is left over", id);
-    for (const Thread& thread : block.threads) {
-        if (thread.products.size() > 1) return fault("thread %u ends, and has products that nobody waited for", thread.index);
-        if (!thread.stores.empty()) return fault("thread %u ends, and the copy engine still reads what it stores", thread.index);
-    }
-}
+void send(Block& block, std::function<void()> run);
 }  // namespace emulator
 
 inline u64 __cvta_generic_to_shared(const void* pointer) { return emulator::address_of(pointer); }
