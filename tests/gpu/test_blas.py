@@ -17,7 +17,7 @@ from omnigemm.backends.blas import BlasBackend
 from omnigemm.backends.blas.discovery import loaded
 from omnigemm.backends.blas.vendors import VENDORS
 from omnigemm.core.dtypes import name_of
-from omnigemm.ops._run import calls
+from op_support import forget_calls
 
 from .blas_cases import FLOATS, LAYOUTS, NAN, close, exact, laid_out, poisoned, random, untouched
 
@@ -226,9 +226,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
         for name in {"choose", "multiply", "gemm", "gemm_single"} & set(functions):
             functions[name] = partial(call, name, functions[name])
     monkeypatch.setattr("omnigemm.backends.backends", lambda: (backend,))
-    calls.clear()
+    forget_calls()  # also those by place: a new weight may lie where one of an earlier test was
     yield seen
-    calls.clear()
+    forget_calls()
     torch.cuda.synchronize()
 
 

@@ -322,6 +322,21 @@ def test_factors_of_a_list_in_a_tensor_of_the_processors() -> None:
             assert torch.equal(result, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_factors_of_the_processor_go_where_the_matrices_are(dtype: torch.dtype) -> None:
+    """As without a graph, where their numbers are read. Matrices without memory stand for those of a GPU."""
+    a, b, c = ([torch.empty(size, device="meta") for _ in range(2)] for size in ((3, 4), (4, 5), (3, 5)))
+    product = torch.compile(omnigemm.grouped_gemm, fullgraph=True, backend="eager")
+    alpha, beta = torch.tensor([2.0, 3.0], dtype=dtype), torch.tensor(0.5, dtype=dtype)
+    assert [one.shape for one in product(a, b, c, alpha=alpha, beta=beta)] == [(3, 5), (3, 5)]
+    here = [floats(*one.shape) for one in (a[0], b[0], c[0])]
+    lists = [[one] * 2 for one in here]
+    for result, expected in zip(
+        product(*lists, alpha=alpha, beta=beta), omnigemm.grouped_gemm(*lists, alpha=alpha, beta=beta), strict=True
+    ):
+        assert torch.equal(result, expected)
+
+
 def test_numbers_of_rows_that_are_not_known_while_tracing() -> None:
     weight = torch.randn(64, 300)
     q, q_scale = omnigemm.quantize_int8(weight)

@@ -137,3 +137,35 @@ def test_a_single_row_has_the_config_that_was_measured_with_a_scale_per_row() ->
     ]
     assert found[0] == found[1]
     assert found[0].measured
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_a_plan_runs_int4_weights(symmetric: bool) -> None:
+    words: dict[str, Any] = {"m": 4, "n": 64, "k": 128, "weight_dtype": "int4", "symmetric": symmetric}
+    a = torch.randn(4, 128).bfloat16()
+    w, experts = (omnigemm.quantize_int4(torch.randn(*lead, 64, 128), symmetric=symmetric) for lead in ((), (3,)))
+    plan, ends = omnigemm.plan("int4_gemm", **words), torch.tensor([1, 1, 4], dtype=torch.int32)
+    grouped = omnigemm.plan("grouped_gemm_contiguous", groups=3, **words)
+    for _ in range(2):
+        assert torch.equal(plan.run(a, w), omnigemm.int4_gemm(a, w))
+        assert torch.equal(grouped.run(a, experts, ends), omnigemm.grouped_gemm_contiguous(a, experts, ends))
+
+
+def test_a_weight_in_parts_has_its_signs() -> None:
+    """Its scales may be a negated view, whoever made them so."""
+    a, w = torch.randn(4, 128).bfloat16(), omnigemm.quantize_int4(torch.randn(64, 128))
+    plan = omnigemm.plan("int4_gemm", m=4, n=64, k=128)
+    wanted = -plan.run(a, w)
+    w.scales = torch._neg_view(w.scales)
+    assert torch.equal(plan.run(a, w), wanted)
+
+
+def test_a_plan_that_runs_again_looks_at_signs_and_gradients_only_where_there_are_any(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Closely, that is: it would take longer than all else."""
+    a, b = [torch.randn(4, 8)] * 3, [torch.randn(8, 5)] * 3
+    plan = omnigemm.plan("grouped_gemm", m=4, n=5, k=8, groups=3, dtype="fp32")
+    for name in ("with_signs", "look_for_gradients"):
+        monkeypatch.setattr(f"omnigemm.ops._plans.{name}", lambda *_, **__: pytest.fail("a closer look"))
+    plan.run(a, b, out=[torch.empty(4, 5) for _ in range(3)])

@@ -246,3 +246,29 @@ def test_a_refused_call_leaves_the_residual_alone() -> None:
     with pytest.raises(UnsupportedError):
         rms_norm_quantize(X, W, residual=residual, dtype=torch.int8, granularity="1x128")
     assert not residual.any()
+
+
+def test_negated_views_are_not_for_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those read memory, in which the signs are not; what is remembered of another tensor must not run either."""
+
+    def asked(*given: Any) -> None:
+        """Answers no, as these do on a processor."""
+        assert not any(isinstance(one, Tensor) and one.is_neg() for one in given)
+
+    x, weight, residual = torch.randn(4, 256), torch.randn(256), torch.randn(4, 256)
+    signed = -x
+    wanted = [quantize_int8(signed), quantize_fp8(signed), swiglu_quantize(signed)]
+    wanted += [rms_norm_quantize(signed, weight), rms_norm_quantize(x, -weight)]
+    added = residual.clone()
+    wanted.append(rms_norm_quantize(x, weight, residual=added))
+    for name in ("repeated", "usable"):
+        monkeypatch.setattr(f"omnigemm.backends.cuda.quant.{name}", asked)
+    view = torch._neg_view(x)
+    found = [quantize_int8(view), quantize_fp8(view), swiglu_quantize(view)]
+    found += [rms_norm_quantize(view, weight), rms_norm_quantize(x, torch._neg_view(weight))]
+    target = torch._neg_view(-residual)
+    found.append(rms_norm_quantize(x, weight, residual=target))
+    assert torch.equal(target, added)
+    for (q, scale), (q_wanted, scale_wanted) in zip(found, wanted, strict=True):
+        assert torch.equal(bits(q), bits(q_wanted))
+        assert torch.equal(scale, scale_wanted)

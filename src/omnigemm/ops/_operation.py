@@ -33,6 +33,17 @@ class Operation:
     tensors: ListTensors | None = None
 
 
+def tensors_in(*values: Any) -> list[Tensor]:
+    """Those among values and in the lists and tuples among them."""
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += [one for one in value if isinstance(one, Tensor)]
+    return found
+
+
 class Operators(NamedTuple):
     """An operation in torch.library: one operator that returns and one that writes `out`."""
 

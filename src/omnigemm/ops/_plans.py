@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from torch import Tensor
@@ -12,7 +13,7 @@ from ..core.dtypes import BY_NAME
 from ..core.errors import DeviceError, ShapeError, WorkspaceError
 from ..core.plan import Plan
 from ._gradients import look_for_gradients
-from ._operation import Operands, Operation
+from ._operation import Operands, Operation, tensors_in
 from ._run import calls, keep, launch, signature
 from ._signs import with_signs
 from .checks import OutSpec, need_words, show
@@ -20,12 +21,17 @@ from .overlap import span
 
 WORKSPACE_ALIGN = 128  # bytes
 
+_requires_grad, _is_neg = attrgetter("requires_grad"), Tensor.is_neg
+
 
 def run_plan(operation: Operation, plan: Plan, operands: Operands, out: Any, workspace: Any = None) -> Any:
     """Run a plan on operands that must be the problem it was made for."""
     need_words(operation.name, out, None, None, many=operation.tensors is not None)
-    look_for_gradients(operation.name, operands, out, depth=5)
-    operands = with_signs(operation.name, operands, out)
+    tensors = tensors_in(out, *operands)  # of a list hundreds, so they are looked at closely only where it matters
+    if any(map(_requires_grad, tensors)):
+        look_for_gradients(operation.name, operands, out, depth=5)
+    if any(map(_is_neg, tensors)):
+        operands = with_signs(operation.name, operands, out)
     if workspace is not None:
         _need_workspace(operation, plan, workspace, operands, out)
     key = (plan, *signature((out, *operands)))

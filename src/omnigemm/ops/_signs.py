@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from ..core.errors import LayoutError
+from ..core.weights import Int4Parts
 from ._operation import Operands
 
 
@@ -20,4 +21,6 @@ def with_signs(name: str, operands: Operands, out: Any) -> Operands:
 def _resolved(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.resolve_neg()
+    if isinstance(value, Int4Parts):
+        return Int4Parts(*map(_resolved, value))
     return [_resolved(one) for one in value] if isinstance(value, (list, tuple)) else value

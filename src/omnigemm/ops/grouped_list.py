@@ -124,15 +124,18 @@ def _common(matrices: Sequence[Tensor]) -> str:
     return layouts.pop() if len(layouts) == 1 else "mixed"
 
 
-def _numbers(name: str, value: Any, count: int) -> list[float] | Tensor:
+def _numbers(name: str, value: Any, a: Sequence[Tensor]) -> list[float] | Tensor:
     """One number for all groups, or one per group. A tensor on a device stays there: nobody waits for it."""
+    count = len(a)
     if type(value) is float and _LEAST <= value <= MOST:
         return [value] * count
     if type(value) is list:
         return _each(name, value, count)
     if isinstance(value, Tensor):
-        if value.device.type != "cpu" or torch.compiler.is_compiling():  # in a graph it has no numbers yet
+        if value.device.type != "cpu":
             return value
+        if torch.compiler.is_compiling():  # in a graph it has no numbers yet, so they go where the matrices are
+            return value.to(a[0].device if a else "cpu", torch.float32 if value.is_floating_point() else value.dtype)
         value = value.item() if value.numel() == 1 else value.tolist()
     if is_number(value):
         return [need_number(_OP, name, value)] * count
@@ -166,13 +169,12 @@ def _collect(a: Any, b: Any, c: Any = None, *, alpha: Any = 1.0, beta: Any = 0.0
                 need_tensor(_OP, **{f"{name}[{i}]": one})
     if sizes is not None:
         need_tensor(_OP, sizes=sizes)
-    count = len(a)
     return (
         list(a),
         list(b),
         None if c is None else list(c),
-        _numbers("alpha", alpha, count),
-        _numbers("beta", beta, count),
+        _numbers("alpha", alpha, a),
+        _numbers("beta", beta, a),
         sizes,
     )
 

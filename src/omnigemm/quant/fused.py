@@ -18,7 +18,7 @@ from ..ops.checks import need_all_distinct
 from ..ops.overlap import overlaps_itself
 from .formats.parts import dtype_names
 from .nibbles import row_blocks
-from .quantizers import check_input, check_option, quantize_fp8, quantize_int8
+from .quantizers import check_input, check_option, in_memory, quantize_fp8, quantize_int8
 
 _CHUNK = 1 << 18  # elements of a temporary
 
@@ -41,7 +41,8 @@ def rms_norm_quantize(
     whose sum of squares is not finite in fp32 has scale NaN and codes 0.
     """
     codec = name_of(dtype) if isinstance(dtype, torch.dtype) else ""
-    again = kernels.repeated(x, codec, granularity, "rms_norm", weight, eps, residual)
+    readable = in_memory(x, weight, residual)
+    again = kernels.repeated(x, codec, granularity, "rms_norm", weight, eps, residual) if readable else None
     if again is not None:
         return again[0], again[1]
     where = "rms_norm_quantize"
@@ -52,7 +53,7 @@ def rms_norm_quantize(
     if residual is not None:
         _check_like(where, "residual", residual, x, tuple(x.shape))
         _check_own_memory(where, residual, x, weight)
-    if kernels.usable(x):
+    if readable and kernels.usable(x):
         q, scale, _ = kernels.quantize(
             x, codec, granularity, source="rms_norm", weight=weight, eps=eps, residual=residual
         )
@@ -71,7 +72,7 @@ def swiglu_quantize(
     The result is that of `quantize_fp8` (per "token" or "1x128") or, with dtype int8, `quantize_int8` per token.
     """
     codec = name_of(dtype) if isinstance(dtype, torch.dtype) else ""
-    again = kernels.repeated(x, codec, granularity, "swiglu")
+    again = kernels.repeated(x, codec, granularity, "swiglu") if in_memory(x) else None
     if again is not None:
         return again[0], again[1]
     where = "swiglu_quantize"
@@ -79,7 +80,7 @@ def swiglu_quantize(
     _check_form(where, granularity, dtype)
     if x.size(-1) % 2:
         raise ShapeError(f"{where}: x has shape {tuple(x.shape)}, expected an even last dimension: gates, then values")
-    if kernels.usable(x):
+    if in_memory(x) and kernels.usable(x):
         q, scale, _ = kernels.quantize(x, codec, granularity, source="swiglu")
         return q, scale
     return _quantize(_swiglu(x.detach()), granularity, dtype)

@@ -71,7 +71,8 @@ def quantize_int8(
     Asymmetric, x ~ scale * (q - zero):  scale = max / 255 - min / 255, with 0 counted among the values;
         zero = clamp(round(-128 - min / scale), -128, 127); q = clamp(round(x / scale) + zero, -128, 127).
     """
-    again = kernels.repeated(x, "int8" if symmetric is True else "int8_zero" if symmetric is False else "", granularity)
+    codec = "int8" if symmetric is True else "int8_zero" if symmetric is False else ""
+    again = kernels.repeated(x, codec, granularity) if in_memory(x) else None
     if again is not None:
         q, scale, zero = again
         return (q, scale) if zero is None else (q, scale, zero)
@@ -79,8 +80,8 @@ def quantize_int8(
     check_input(where, "x", x)
     check_option(where, "granularity", granularity, ("token", "tensor"))
     _check_flag(where, "symmetric", symmetric)
-    if kernels.usable(x):
-        q, scale, zero = kernels.quantize(x, "int8" if symmetric else "int8_zero", granularity)
+    if in_memory(x) and kernels.usable(x):
+        q, scale, zero = kernels.quantize(x, codec, granularity)
         return (q, scale) if zero is None else (q, scale, zero)
     rows, dims, shape = _as_rows(x.detach(), granularity)
     span = _measure(rows, dims)
@@ -104,7 +105,7 @@ def quantize_fp8(
     The scale has shape () for "tensor", x.shape[:-1] for "token", [.., M, ceil(K/128)] for "1x128" and
     [.., ceil(N/128), ceil(K/128)] for "128x128".
     """
-    again = kernels.repeated(x, name_of(dtype) if dtype in FP8 else "", granularity)
+    again = kernels.repeated(x, name_of(dtype) if dtype in FP8 else "", granularity) if in_memory(x) else None
     if again is not None:
         return again[0], again[1]
     where = "quantize_fp8"
@@ -114,7 +115,7 @@ def quantize_fp8(
         raise DTypeError(f"{where}: dtype is {dtype}, expected {dtype_names(FP8)}")
     if granularity == "128x128" and x.dim() < 2:
         raise ShapeError(f"{where}: x has shape {tuple(x.shape)}, expected at least 2 dimensions for 128x128 blocks")
-    if kernels.usable(x):
+    if in_memory(x) and kernels.usable(x):
         q, scale, _ = kernels.quantize(x, name_of(dtype), granularity)
         return q, scale
     x = x.detach()
@@ -293,6 +294,17 @@ def _int4_group_size(where: str, group_size: int | None, k: int) -> int:
     if group_size not in GROUP_SIZES:
         raise UnsupportedError(f"{where}: group_size is {group_size}, expected {expected}")
     return group_size
+
+
+def in_memory(*tensors: object) -> bool:
+    """Whether kernels, which read memory, see the values. Of negated views torch keeps the signs apart, and its own
+    operations compute; where it compiles, they do that anyway."""
+    if torch.compiler.is_compiling():
+        return False
+    for one in tensors:  # noqa: SIM110 - a generator takes longer than all this
+        if isinstance(one, torch.Tensor) and one.is_neg():
+            return False
+    return True
 
 
 def check_input(where: str, name: str, x: torch.Tensor) -> None:
