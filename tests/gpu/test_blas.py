@@ -132,7 +132,8 @@ def test_wide_results(dtype: torch.dtype) -> None:
             result = omnigemm.gemm(a, b, c, alpha=2.0, beta=3.0, out_dtype=torch.float32)
             assert result.dtype == torch.float32
             want = exact(a, b, c, 2.0, 3.0)
-            assert float((result.double() - want).norm() / want.norm()) < 1e-6  # nothing was rounded to 16 bits
+            # Tensor cores cut off sums, by up to 1.6e-6 here; one rounding to fp16 is 2e-4.
+            assert float((result.double() - want).norm() / want.norm()) < 1e-5
     with pytest.raises(omnigemm.UnsupportedError, match="no fp16 result of bf16"):
         omnigemm.gemm(random(2, 2), random(2, 2), out_dtype=torch.float16, backend="blas")
 
@@ -316,6 +317,7 @@ def test_lt_in_captures(counted: Counter[str]) -> None:
     out, other_out = poisoned(16, 576), poisoned(16, 2112)
     omnigemm.gemm(a, b, out=out)
     assert (counted["choose"], counted["multiply"], counted["gemm_single"]) == (1, 1, 0)
+    torch.mm(a, other)  # a product that cuBLAS itself had never run has failed in a capture (docs/blas.md)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         omnigemm.gemm(a, b, out=out)

@@ -86,6 +86,7 @@ def test_a_capture_before_any_call_is_refused_and_works_after_one(fresh: BlasBac
     with pytest.raises(omnigemm.DeviceError, match=r"no handle is ready on cuda:0, and a CUDA graph is being"):  # noqa: SIM117
         with torch.cuda.graph(graph):
             omnigemm.gemm(a, b)
+    torch.mm(a, b)  # a product that cuBLAS itself had never run has failed in a capture (docs/blas.md)
     omnigemm.gemm(random(4, 4), random(4, 4))  # any call, of any shape, on any stream
     graph, out = torch.cuda.CUDAGraph(), poisoned(m, n)
     with torch.cuda.graph(graph):

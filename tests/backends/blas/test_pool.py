@@ -114,6 +114,7 @@ def test_no_memory_for_a_workspace(standin: Any, monkeypatch: pytest.MonkeyPatch
                 twos(backend)
         assert standin.live_handles() == live
         twos(backend)
+    captures[0] = False  # none is destroyed in a capture
     handles.close()
     assert standin.live_handles() == 0
 
@@ -216,6 +217,7 @@ def test_a_capture_that_fails_gives_its_handle_back(standin: Any, function: str)
     with pytest.raises(omnigemm.DeviceError, match="EXECUTION_FAILED"):
         twos(backend)
     twos(backend)
+    captures[0] = False  # none is destroyed in a capture
     pool(backend).close()
     assert standin.live_handles() == 0
 
@@ -348,6 +350,28 @@ def test_handles_end_with_the_backend(standin: Any) -> None:
     gc.collect()
     assert handles() is None
     assert standin.live_handles() == 0
+
+
+@pytest.mark.parametrize("library", ["standin", "pair"])
+def test_what_is_collected_in_a_capture_is_destroyed_at_exit(
+    request: pytest.FixtureRequest, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A collection may come at any time, and destroying a handle waits for the device, which spoils a capture."""
+    made, captures, at_exit = request.getfixturevalue(library), [False], list[Any]()
+    handles = [made.live_handles] if library == "standin" else [made.blas.live_handles, made.lt.live_handles]
+    backend = opened(made, by=caller(capturing=lambda: captures[0]))
+    twos(backend)
+    before = [count() for count in handles]
+    assert all(before)
+    monkeypatch.setattr("atexit.register", lambda *call: at_exit.append(call))
+    captures[0] = True
+    del backend
+    gc.collect()
+    assert [count() for count in handles] == before
+    captures[0] = False
+    for function, *arguments in at_exit:
+        function(*arguments)
+    assert not any(count() for count in handles)
 
 
 SCRIPT = """

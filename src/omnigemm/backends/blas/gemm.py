@@ -44,6 +44,9 @@ class Gemm:
 
     def __init__(self, library: Library, caller: Caller, lt: LtLibrary | None = None) -> None:
         self.library, self.caller = library, caller
+        for one in (library, lt):
+            if one is not None:
+                one.capturing = caller.capturing
         self.lt = None if lt is None else LtGemm(lt, caller, lambda device: self.pool(device).prepare())
         self._pools: dict[int, Pool] = {}
 

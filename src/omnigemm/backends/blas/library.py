@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import os
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from ctypes import POINTER, c_int, c_int64, c_size_t, c_uint64, c_void_p
 from typing import Any
 
@@ -50,6 +51,7 @@ class Functions:
     ) -> None:
         self.vendor, self.path = vendor, path
         self._symbols, self._process = symbols, os.getpid()
+        self.capturing: Callable[[], bool] = lambda: False  # whoever makes handles knows better
         loaded = _open(vendor, path)
         self._functions: dict[str, Any] = {}
         for name, symbol in symbols.items():
@@ -78,9 +80,14 @@ class Functions:
 
     def end(self, name: str, *arguments: Any) -> None:
         """The same for what is destroyed whatever comes of it: at exit, the driver may be gone already. After a fork,
-        what the parent made is the parent's."""
-        if os.getpid() == self._process:
-            with contextlib.suppress(OmniGemmError):
+        what the parent made is the parent's. Destroying a handle waits for the device, which spoils a capture: one that
+        is collected in a capture is destroyed at exit."""
+        if os.getpid() != self._process:
+            return
+        with contextlib.suppress(OmniGemmError, RuntimeError):  # torch's, if the device is broken
+            if name == "destroy" and self.capturing():
+                atexit.register(self.end, name, *arguments)
+            else:
                 self.call(name, *arguments)
 
     def means(self, status: int, *names: str) -> bool:
