@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 import host_compiler
+import list_memory
 from omnigemm.backends.cpu import CpuBackend
 from omnigemm.backends.cuda import CudaBackend, batches, dense, gemm, gpu, groups, k_groups, list_launch, list_setup
 from omnigemm.backends.cuda.jit import KernelSpec
@@ -31,7 +32,7 @@ from omnigemm.core.dispatch import Support
 from op_support import forget_calls
 
 # So small that blocks have more than one tile to do.
-SMALL = dataclasses.replace(gpu.KNOWN["h200"], multiprocessors=4)
+SMALL = dataclasses.replace(gpu.KNOWN["h200"], multiprocessors=8)
 _MODULES = (batches, dense, gemm, groups, k_groups, list_launch, list_setup)
 _MEMORY = "extern __shared__ __align__(1024) char memory[];"
 _INSTRUCTION = re.compile(
@@ -50,15 +51,16 @@ extern "C" const char* launch(const void* map_bytes, const void* values, int siz
 }}
 """
 _MAPS = 3 * 128  # bytes
+_EARLY = 7  # where arguments.py has the stages of weights to load at once
 _OPTIONS = ("-O2", "-march=native", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-w")
 
 
 class _Written(ctypes.Structure):
-    _fields_ = [("memory", ctypes.c_void_p), ("bytes", ctypes.c_uint64)]  # noqa: RUF012
+    _fields_ = [("memory", ctypes.c_void_p), ("bytes", ctypes.c_uint64)]
 
 
 class _Launch(ctypes.Structure):
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         *((name, ctypes.c_int) for name in ("grid", "threads", "cluster", "shared_bytes", "at_once")),
         ("seed", ctypes.c_uint64),
         ("before", ctypes.POINTER(_Written)),
@@ -66,6 +68,7 @@ class _Launch(ctypes.Structure):
     ]
 
 
+Region = tuple[int, int]  # an address, and bytes
 Change = tuple[str, str, str]  # a header, a part of it, and what is to be there instead
 # Blocks run side by side here, so shared memory is each block's own.
 _ALWAYS: Change = ("sm90/gemm.cuh", _MEMORY, "char* memory = emulator::shared_memory();")
@@ -117,34 +120,36 @@ def run(
     maps: bytes = b"",
     at_once: int = 1,
     seed: int = 0,
-    written: Sequence[Tensor] = (),
+    written: Sequence[Region] = (),
 ) -> None:
-    """Launch it. `at_once`: clusters that run side by side; kernels with variables in shared memory have one."""
-    before = [_Written(one.data_ptr(), one.numel() * one.element_size()) for one in written]
-    memory = (_Written * len(before))(*before)
-    how = _Launch(grid, threads, cluster, shared_bytes, at_once, seed, memory, len(before))
+    """Launch it. `at_once`: clusters that run side by side; kernels with variables in shared memory have one.
+    `written`: by the kernel before, so that something else is there until that is done."""
+    before = (_Written * len(written))(*(_Written(*one) for one in written))
+    how = _Launch(grid, threads, cluster, shared_bytes, at_once, seed, before, len(written))
     fault = library.launch(maps.ljust(_MAPS, b"\xff"), values, len(values), ctypes.byref(how))
     assert not fault, f"seed {seed}: {fault.decode()}"
 
 
 class Hopper:
     """Stands in for a GPU. Under a `seed`, warps take turns by lot and copies come when they come; without one all is
-    as late as it may be. `written`: what the kernel before the next one writes, so that it is not there yet when that
-    begins. `changes`: kernels that are not as they should be."""
+    as late as it may be. Operands and results, and tensors that are `written`, are not yet there when a kernel begins.
+    `changes`: kernels that are not as they should be."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.seed = 0
         self.at_once = 3
+        self.limit = 0  # products (of two numbers) in a launch: a test with more is skipped
         self.written: list[Tensor] = []
         self.changes: tuple[Change, ...] = ()
         self.launches: list[str] = []
 
-    def run(self, spec: KernelSpec, values: bytes, **how: Any) -> None:
+    def run(self, spec: KernelSpec, values: bytes, late: Sequence[Region], **how: Any) -> None:
         self.launches.append(spec.name)
         side_by_side = self.at_once if "gemm.cuh" in spec.source else 1
         library = compiled(spec, self._folder, self.changes)
-        run(library, values, **how, at_once=side_by_side, seed=self.seed, written=self.written)
+        written = [(one.data_ptr(), one.numel() * one.element_size()) for one in self.written]
+        run(library, values, **how, at_once=side_by_side, seed=self.seed, written=[*late, *written])
 
 
 class Launcher:
@@ -171,8 +176,42 @@ class Launcher:
         self.launch(stream, addresses, values)
 
     def launch(self, stream: int, addresses: tuple[int, ...], values: tuple[Any, ...]) -> None:
+        if self.gpu.limit and self._work() > self.gpu.limit:
+            pytest.skip(f"{self._work():.1e} products are too many for the emulator")
         maps = b"".join(_packed(one, at) for one, at in zip(self.matrices, addresses, strict=True))
-        self.gpu.run(self.kernel, self.values.pack(*values), maps=maps, **self.shape)
+        self.gpu.run(self.kernel, self.values.pack(*values), self._late(addresses, values), maps=maps, **self.shape)
+
+    def _work(self) -> int:
+        """Products of two numbers; what a list has is not known here."""
+        if len(self.matrices) < 2 or "#define LIST 0" not in self.kernel.source:
+            return 0
+        left, right = self.matrices[:2]
+        assert left is not None
+        assert right is not None
+        return max(left.count, 1) * left.rows * right.rows * min(left.columns, right.columns)
+
+    def _late(self, addresses: tuple[int, ...], values: tuple[Any, ...]) -> list[Region]:
+        """What this kernel must wait for before it reads it: what the small kernel made of a list; else operands, less
+        weights that are stated to be constant, and results."""
+        source = self.kernel.source
+        if "#define LIST 1" in source:
+            memory, count = values[2:4] if "#define ELEMENT_BYTES 1" in source else values
+            return [(memory, list_memory.BYTES * count + 4)]
+        if "gemm.cuh" not in source:
+            return []
+        weights = 0 if "#define SWAP 1" in source else 1
+        constant = values[_EARLY] > 0
+        return [
+            (at, _size(one))
+            for i, (one, at) in enumerate(zip(self.matrices, addresses, strict=True))
+            if one is not None and not (i == weights and constant)
+        ]
+
+
+def _size(matrix: Matrix) -> int:
+    """Bytes from its first to its last."""
+    steps = max(matrix.count - 1, 0) * matrix.step_bytes + (matrix.rows - 1) * matrix.pitch_bytes
+    return steps + matrix.columns * matrix.element_bytes
 
 
 def _packed(matrix: Matrix | None, address: int) -> bytes:
@@ -200,8 +239,9 @@ class _OnTheProcessor(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def emulated(folder: Path) -> Iterator[Hopper]:
-    """While this lasts, launches of the CUDA backend run here, on tensors of the CPU."""
+def emulated(folder: Path, *, cuda_tensors: bool = True) -> Iterator[Hopper]:
+    """While this lasts, launches of the CUDA backend run here, on tensors of the CPU. `cuda_tensors`: who asks torch
+    for a GPU's gets those."""
     made = Launcher.gpu = Hopper(folder)
     replaced = {
         "Launcher": Launcher,
@@ -209,7 +249,8 @@ def emulated(folder: Path) -> Iterator[Hopper]:
         "is_loaded": lambda *_: True,
         "raw_stream": lambda index: 0,
     }
-    with pytest.MonkeyPatch.context() as patch, _OnTheProcessor():
+    mode = _OnTheProcessor() if cuda_tensors else contextlib.nullcontext()
+    with pytest.MonkeyPatch.context() as patch, mode:
         for module in _MODULES:
             for name, other in replaced.items():
                 if hasattr(module, name):

@@ -28,7 +28,10 @@ def test_tool_is_content(command: list[str]) -> None:
 
 
 def test_kernels_are_formatted() -> None:
-    files = sorted(str(path) for path in (ROOT / "src").rglob("*.cuh"))
+    emulator = ROOT / "tests" / "backends" / "cuda" / "emulator"
+    files = sorted(
+        str(path) for where in (ROOT / "src", emulator) for path in where.rglob("*.c*") if path.suffix != ".c"
+    )
     assert files
     command = [str(Path(sys.executable).with_name("clang-format")), "--dry-run", "-Werror", *files]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -1,5 +1,5 @@
-"""These tests need an NVIDIA GPU; elsewhere they are skipped, and say so, or, with --emulated, run on an emulator as far
-as that goes: no graphs, streams or quantisers there, and no large products."""
+"""These tests need an NVIDIA GPU; elsewhere they are skipped, and say so. With --emulated, products run on an emulator,
+unless they are large, captured or on streams."""
 
 from __future__ import annotations
 
@@ -13,14 +13,20 @@ import torch
 import emulated
 from omnigemm.backends.cuda import gpu, jit
 
+LIMIT = 300_000_000  # products of two numbers that the emulator is given at a time: some seconds
+# Of a library, of many kernels at a time, or of others' kernels.
+NOT_EMULATED = {"test_blas", "test_blas_streams", "test_fused_quantizers", "test_quantizers", "test_tune"}
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
-        if here in item.path.parents:
-            item.add_marker(pytest.mark.gpu)
-            if not torch.cuda.is_available() and not item.config.getoption("emulated"):
-                item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU on this machine"))
+        if here not in item.path.parents:
+            continue
+        item.add_marker(pytest.mark.gpu)
+        emulates = item.config.getoption("emulated") and item.path.stem not in NOT_EMULATED
+        if not torch.cuda.is_available() and not emulates:
+            item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU on this machine"))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,10 +44,12 @@ def _built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _emulated(request: pytest.FixtureRequest, _built: Path) -> Iterator[None]:
+def _emulated(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, _built: Path) -> Iterator[None]:
     if not request.config.getoption("emulated"):
         yield
         return
+    for name in ("CUDAGraph", "Stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda name=name, **_: pytest.skip(f"the emulator has no {name}"))
     with emulated.emulated(_built) as hopper:
-        hopper.seed = zlib.crc32(request.node.name.encode())
+        hopper.seed, hopper.limit = zlib.crc32(request.node.name.encode()), LIMIT
         yield

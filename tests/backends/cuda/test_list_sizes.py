@@ -7,7 +7,6 @@ import ctypes
 import random
 import struct
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest

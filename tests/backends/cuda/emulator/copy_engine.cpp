@@ -74,12 +74,14 @@ void write(const Store& store, const Block& block) {
             if (!store.adds)
                 memcpy(to.at, from, 16);
             else
-                for (int i = 0; i < 4; ++i) reinterpret_cast<float*>(to.at)[i] += reinterpret_cast<const float*>(from)[i];
+                for (int i = 0; i < 4; ++i)
+                    reinterpret_cast<float*>(to.at)[i] += reinterpret_cast<const float*>(from)[i];
         }
 }
 void store(const TensorMap* map, const void* source, int inner, int outer, int number, bool adds) {
     check_map(map);
-    if (address_of(source) % 128) return fault("a copy from address %u, expected a multiple of 128", address_of(source));
+    if (address_of(source) % 128)
+        return fault("a copy from address %u, expected a multiple of 128", address_of(source));
     if (adds && map->element_bytes != 4) return fault("sums of %u bytes, expected floats", map->element_bytes);
     if (self->stores.empty()) self->stores.emplace_back();
     ++(adds ? added : stored);
@@ -109,8 +111,8 @@ void count_banks(const Block& block) {
             int words[32] = {};
             for (size_t lane = first; lane < first + 16; ++lane)
                 for (int word = 0; word < 2; ++word)
-                    worst_of_stores = std::max(worst_of_stores,
-                                               ++words[(block.threads[lane].addresses[i] / 4 + word) % 32]);
+                    worst_of_stores =
+                        std::max(worst_of_stores, ++words[(block.threads[lane].addresses[i] / 4 + word) % 32]);
         }
 }
 }  // namespace emulator

@@ -11,11 +11,10 @@ extern bool watches_stores;  // of 8 bytes, to find
 extern int worst_of_stores;  // how often the banks of shared memory are gone through for one
 void count_banks(const Block& block);
 
-
 void load(void* target, const TensorMap* map, u64* barrier, int inner, int outer, int number, u32 blocks);
 void store(const TensorMap* map, const void* source, int inner, int outer, int number, bool adds);
-void read_stores(size_t but);          // all groups but the last ones are read now, if they were not before
-void wrote(void* target, int bytes);   // to shared memory, by an ordinary store
+void read_stores(size_t but);         // all groups but the last ones are read now, if they were not before
+void wrote(void* target, int bytes);  // to shared memory, by an ordinary store
 }  // namespace emulator
 
 inline void prefetch_tensormap(const TensorMap*) {}

@@ -98,9 +98,7 @@ inline u32 address_of(const void* pointer) {
     if (at < 0 || at >= launched.shared_bytes) fault("byte %lld of %d of shared memory", at, launched.shared_bytes);
     return FIRST_ADDRESS + at;
 }
-inline char* pointer_to(u32 address, const Block& block) {
-    return block.shared + (address & 0xffffff) - FIRST_ADDRESS;
-}
+inline char* pointer_to(u32 address, const Block& block) { return block.shared + (address & 0xffffff) - FIRST_ADDRESS; }
 Block& block_of_rank(u32 rank);
 // Something is on its way to a block, and comes some time later.
 void send(Block& block, std::function<void()> run);

@@ -1,5 +1,6 @@
-// wgmma: each thread makes its own share of a warpgroup's product, from operands in shared memory as descriptors say. It
-// is made when it is waited for, or at once: whoever uses sums too early, or gives operands back too early, finds others.
+// wgmma: each thread makes its own share of a warpgroup's product, from operands in shared memory as descriptors say.
+// It is made when it is waited for, or at once: whoever uses sums too early, or gives operands back too early, finds
+// others.
 #pragma once
 #include "meetings.cuh"
 
@@ -59,8 +60,8 @@ struct Vector<int> {
     typedef int Of8 __attribute__((vector_size(32)));
 };
 
-// A row of an operand, `depth` of K. Lines of 128 bytes lie in eights, 128-byte swizzled; a line is a row's K, or, if the
-// operand is turned, 64 rows at one place of K.
+// A row of an operand, `depth` of K. Lines of 128 bytes lie in eights, 128-byte swizzled; a line is a row's K, or, if
+// the operand is turned, 64 rows at one place of K.
 template <class Type, int depth, bool turned>
 void read_row(typename Type::Number (&values)[depth], u64 descriptor, int row) {
     using Code = typename Type::Code;
@@ -109,7 +110,8 @@ void make(const Product& product) {
 }
 
 // The instruction that a kernel was generated with.
-template <int columns, int depth, class Left, class Right, bool left_turned = false, bool right_turned = false, int count>
+template <int columns, int depth, class Left, class Right, bool left_turned = false, bool right_turned = false,
+          int count>
 void multiply(typename Left::Number (&sums)[count], u64 left, u64 right, bool add) {
     static_assert(count == columns / 2);
     if (self->products.empty()) self->products.emplace_back();

@@ -38,7 +38,8 @@ void fault(const char* format, ...) {
         failed = true;
         va_list values;
         va_start(values, format);
-        int length = self ? snprintf(message, sizeof message, "block %u, thread %u: ", self->block->index, self->index) : 0;
+        int length =
+            self ? snprintf(message, sizeof message, "block %u, thread %u: ", self->block->index, self->index) : 0;
         vsnprintf(message + length, sizeof message - length, format, values);
         va_end(values);
     }
@@ -51,10 +52,13 @@ void block_ended(Block& block) {
     for (const Pending& one : pending)
         if (one.block == &block) return fault("the block ends, and something is still on its way to it");
     for (int id = 0; id < NAMED_BARRIERS; ++id)
-        if (block.named[id].arrived > 0) return fault("the block ends, and somebody's arrival at barrier %d is left over", id);
+        if (block.named[id].arrived > 0)
+            return fault("the block ends, and somebody's arrival at barrier %d is left over", id);
     for (const Thread& thread : block.threads) {
-        if (thread.products.size() > 1) return fault("thread %u ends, and has products that nobody waited for", thread.index);
-        if (!thread.stores.empty()) return fault("thread %u ends, and the copy engine still reads what it stores", thread.index);
+        if (thread.products.size() > 1)
+            return fault("thread %u ends, and has products that nobody waited for", thread.index);
+        if (!thread.stores.empty())
+            return fault("thread %u ends, and the copy engine still reads what it stores", thread.index);
     }
 }
 
@@ -78,13 +82,20 @@ void start() {
 
 bool may_go_on(const Thread& thread) {
     switch (thread.wait) {
-        case Wait::NOTHING: return true;
-        case Wait::PHASE: return (*thread.barrier >> 63) != thread.parity;
-        case Wait::NAMED: return thread.block->named[thread.id].rounds != thread.round;
-        case Wait::WARP: return thread.block->warps[thread.index / WARP].rounds != thread.round;
-        case Wait::CLUSTER: return thread.block->cluster->rounds != thread.round;
-        case Wait::KERNEL_BEFORE: return kernel_before_done;
-        case Wait::ENDED: return false;
+        case Wait::NOTHING:
+            return true;
+        case Wait::PHASE:
+            return (*thread.barrier >> 63) != thread.parity;
+        case Wait::NAMED:
+            return thread.block->named[thread.id].rounds != thread.round;
+        case Wait::WARP:
+            return thread.block->warps[thread.index / WARP].rounds != thread.round;
+        case Wait::CLUSTER:
+            return thread.block->cluster->rounds != thread.round;
+        case Wait::KERNEL_BEFORE:
+            return kernel_before_done;
+        case Wait::ENDED:
+            return false;
     }
     return false;
 }
@@ -167,8 +178,9 @@ void complete_one() {
 }
 
 void tell_who_waits(std::vector<Cluster>& clusters) {
-    static const char* names[] = {"its turn",           "an mbarrier", "a named barrier", "the others of its warp",
-                                  "the cluster's barrier", "the kernel before"};
+    static const char* names[] = {
+        "its turn",         "an mbarrier", "a named barrier", "the others of its warp", "the cluster's barrier",
+        "the kernel before"};
     for (Cluster& cluster : clusters)
         for (Block& block : cluster.blocks)
             for (Thread& thread : block.threads) {
@@ -237,11 +249,9 @@ const char* launch(void (*kernel)(), const Launch& how) {
     pending.clear();
     gridDim.x = how.grid, blockDim.x = how.threads;
     until_then.clear();
-    for (int i = 0; i < how.written; ++i) {
-        const auto [memory, bytes] = how.before[i];
-        until_then.emplace_back(memory, memory + bytes);
-        memset(memory, UNWRITTEN, bytes);
-    }
+    for (int i = 0; i < how.written; ++i)
+        until_then.emplace_back(how.before[i].memory, how.before[i].memory + how.before[i].bytes);
+    for (int i = 0; i < how.written; ++i) memset(how.before[i].memory, UNWRITTEN, how.before[i].bytes);
     kernel_before_done = how.written == 0;
     run_side_by_side();
     if (!kernel_before_done) finish_kernel_before();

@@ -1,7 +1,7 @@
-// Threads of a GPU as fibres of one processor's thread: a block's, or those of all blocks of some clusters, side by side.
-// Each runs until it has to wait. Which warp goes on next is drawn by lot, so that roles meet in orders that a GPU shows
-// once in a million launches; the same seed gives the same order. If nobody can go on, that is a fault, and so is all
-// else that the hardware leaves undefined: the message says who, and what he waits for.
+// Threads of a GPU as fibres of one processor's thread: a block's, or those of all blocks of some clusters, side by
+// side. Each runs until it has to wait. Which warp goes on next is drawn by lot, so that roles meet in orders that a
+// GPU shows once in a million launches; the same seed gives the same order. If nobody can go on, that is a fault, and
+// so is all else that the hardware leaves undefined: the message says who, and what he waits for.
 #pragma once
 
 struct Coordinate {
@@ -57,9 +57,9 @@ struct Thread {
     jmp_buf here;
     std::vector<std::vector<Product>> products;  // groups that are committed, and the one that is not
     std::vector<std::vector<Store>> stores;
-    std::vector<u32> unfenced;           // 16 bytes of shared memory that were written and not yet shown to the copy engine
-    std::vector<const void*> acquired;   // tensor maps in memory that the thread may use
-    std::vector<u64> addresses;          // of its stores of 8 bytes, if somebody watches them
+    std::vector<u32> unfenced;  // 16 bytes of shared memory that were written and not yet shown to the copy engine
+    std::vector<const void*> acquired;  // tensor maps in memory that the thread may use
+    std::vector<u64> addresses;         // of its stores of 8 bytes, if somebody watches them
 };
 struct Warp {
     int pace;  // one in so many times it goes on, on average
