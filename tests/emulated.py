@@ -27,7 +27,7 @@ from omnigemm.backends.cpu import CpuBackend
 from omnigemm.backends.cuda import CudaBackend, batches, dense, gemm, gpu, groups, k_groups, list_launch, list_setup
 from omnigemm.backends.cuda.jit import KernelSpec
 from omnigemm.backends.cuda.launch import Matrix
-from omnigemm.core import fresh
+from omnigemm.core import dispatch, fresh
 from omnigemm.core.dispatch import Support
 from op_support import forget_calls
 
@@ -51,7 +51,8 @@ extern "C" const char* launch(const void* map_bytes, const void* values, int siz
 }}
 """
 _MAPS = 3 * 128  # bytes
-_EARLY = 7  # where arguments.py has the stages of weights to load at once
+_EARLY = 7  # where arguments.py has the stages of weights to load at once,
+_GROUPS = {1: 12, 2: 18}  # and how many groups there are, by bytes of an element
 _OPTIONS = ("-O2", "-march=native", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-w")
 
 
@@ -176,19 +177,24 @@ class Launcher:
         self.launch(stream, addresses, values)
 
     def launch(self, stream: int, addresses: tuple[int, ...], values: tuple[Any, ...]) -> None:
-        if self.gpu.limit and self._work() > self.gpu.limit:
-            pytest.skip(f"{self._work():.1e} products are too many for the emulator")
+        if self.gpu.limit and (work := self._work(values)) > self.gpu.limit:
+            pytest.skip(f"{work:.1e} products are too many for the emulator")
         maps = b"".join(_packed(one, at) for one, at in zip(self.matrices, addresses, strict=True))
         self.gpu.run(self.kernel, self.values.pack(*values), self._late(addresses, values), maps=maps, **self.shape)
 
-    def _work(self) -> int:
-        """Products of two numbers; what a list has is not known here."""
-        if len(self.matrices) < 2 or "#define LIST 0" not in self.kernel.source:
+    def _work(self, values: tuple[Any, ...]) -> int:
+        """Products of two numbers, as far as this is known here: of a list it is not."""
+        source = self.kernel.source
+        if "#define LIST 0" not in source:
             return 0
         left, right = self.matrices[:2]
         assert left is not None
         assert right is not None
-        return max(left.count, 1) * left.rows * right.rows * min(left.columns, right.columns)
+        # Of groups, each row meets one weight of all.
+        groups = (
+            values[_GROUPS[2 if "#define ELEMENT_BYTES 2" in source else 1]] if "#define GROUPED 1" in source else 1
+        )
+        return max(left.count, 1) * left.rows * right.rows * min(left.columns, right.columns) // groups
 
     def _late(self, addresses: tuple[int, ...], values: tuple[Any, ...]) -> list[Region]:
         """What this kernel must wait for before it reads it: what the small kernel made of a list; else operands, less
@@ -255,6 +261,7 @@ def emulated(folder: Path, *, cuda_tensors: bool = True) -> Iterator[Hopper]:
             for name, other in replaced.items():
                 if hasattr(module, name):
                     patch.setattr(module, name, other)
+        patch.setattr(dispatch, "resolve_device", lambda op, device: torch.device("cpu"))
         patch.setattr(list_setup, "most_lines", lambda: list_setup.LINES[-1])
         patch.setattr(fresh, "empty_strided_cuda", None)
         patch.setattr(gpu, "of", lambda index: SMALL)

@@ -13,7 +13,7 @@ import torch
 import emulated
 from omnigemm.backends.cuda import gpu, jit
 
-LIMIT = 300_000_000  # products of two numbers that the emulator is given at a time: some seconds
+LIMIT = 3_000_000_000  # products of two numbers that the emulator is given at a time: some seconds
 # Of a library, of many kernels at a time, or of others' kernels.
 NOT_EMULATED = {"test_blas", "test_blas_streams", "test_fused_quantizers", "test_quantizers", "test_tune"}
 
