@@ -234,14 +234,17 @@ def _packed(matrix: Matrix | None, address: int) -> bytes:
     return struct.pack("QQIIQIIII80x", *sizes, *matrix.box, matrix.element_bytes)
 
 
+def _here(words: dict[str, Any]) -> dict[str, Any]:
+    """Keywords that ask for a tensor of the GPU, with the processor instead."""
+    device = words.get("device")
+    return words if device is None or torch.device(device).type != "cuda" else {**words, "device": "cpu"}
+
+
 class _OnTheProcessor(TorchFunctionMode):
     """New tensors of the GPU are the processor's."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "cuda":
-            kwargs = {**kwargs, "device": "cpu"}
-        return func(*args, **kwargs)
+        return func(*args, **_here(kwargs or {}))
 
 
 @contextlib.contextmanager
@@ -264,6 +267,8 @@ def emulated(folder: Path, *, cuda_tensors: bool = True) -> Iterator[Hopper]:
         patch.setattr(dispatch, "resolve_device", lambda op, device: torch.device("cpu"))
         patch.setattr(list_setup, "most_lines", lambda: list_setup.LINES[-1])
         patch.setattr(fresh, "empty_strided_cuda", None)
+        empty = torch.empty  # also below torch's dispatcher, where no mode is
+        patch.setattr(torch, "empty", lambda *sizes, **words: empty(*sizes, **_here(words)))
         patch.setattr(gpu, "of", lambda index: SMALL)
         patch.setattr(CudaBackend, "available", lambda self: Support(True, "emulated"))
         patch.setattr(CudaBackend, "supports", lambda self, problem, device: self.supports_on(problem, SMALL))

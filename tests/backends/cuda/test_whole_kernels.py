@@ -163,3 +163,23 @@ def test_calls_of_groups(as_called: Hopper, sizes: tuple[int, ...]) -> None:
     twice(as_called, omnigemm.grouped_gemm_contiguous, torch.cat(parts), *given, **words)
     words.update(a_scale=torch.full((total, 2), 0.5), b_scale=torch.full((len(sizes), 2, 2), 2.0))
     twice(as_called, omnigemm.grouped_gemm_contiguous, torch.cat(parts), a.to(FP8), b.to(FP8), ends, **words)
+
+
+def test_calls_of_lists_and_gradients(as_called: Hopper) -> None:
+    shapes = [(70, 136, 200), (1, 8, 64), (0, 5, 3), (130, 64, 72)]
+    a = [whole(m, k).bfloat16() for m, _, k in shapes]
+    b = [whole(k, n).bfloat16() for _, n, k in shapes]
+    wanted = [x.float() @ y.float() for x, y in zip(a, b, strict=True)]
+    out = [torch.full(one.shape, float("nan")) for one in wanted]
+    left, right, ends = whole(300, 72), whole(300, 136), torch.tensor([0, 100, 164, 300], dtype=torch.int32)
+    spans = itertools.pairwise([0, *ends.tolist()])
+    gradients = torch.stack([left[first:last].t() @ right[first:last] for first, last in spans])
+    for as_called.seed in range(3):
+        for one in out:
+            one.fill_(float("nan"))
+        omnigemm.grouped_gemm(a, b, out=out)
+        assert all(torch.equal(one, want) for one, want in zip(out, wanted, strict=True))
+        total = torch.ones_like(gradients)
+        omnigemm.grouped_gemm_k_contiguous(left.half(), right.half(), ends, total, out=total)
+        assert torch.equal(total, gradients + 1)
+    assert len(as_called.launches) == 12
