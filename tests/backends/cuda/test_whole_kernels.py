@@ -4,6 +4,7 @@ the source that a GPU gets, and launched by what launches them there. `pytest te
 from __future__ import annotations
 
 import itertools
+import random
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -28,6 +29,7 @@ from gpu import (
 )
 from gpu.group_cases import Case
 from omnigemm.backends.cuda import dense, sm90
+from omnigemm.core.problem import Problem
 
 WORK = 20_000_000  # products in a case, at most
 FP8 = torch.float8_e4m3fn
@@ -88,6 +90,53 @@ def test_the_gpus_own(hopper: Hopper, test: Callable[..., None], arguments: tupl
         hopper.seed = seed
         test(*arguments)
     assert hopper.launches
+
+
+def drawn(seed: int) -> tuple[sm90.Config, Problem]:
+    """A config that `fault` allows, whether or not anything proposes it, and a product that it allows it for."""
+    source = random.Random(seed)
+    one_of = source.choice
+    sizes = [1, 8, 9, 63, 64, 65, 127, 129, 200, 300]
+    while True:
+        share, left, swap = one_of([1, 1, 2, 4]), one_of([False, True]), one_of([False, True])
+        config = sm90.Config(
+            swap,
+            math_groups=one_of([1, 2]),
+            waves=1 if swap else one_of([1, 2]),
+            cols=8 * source.randint(1, 32),
+            stages=source.randint(2, 9),
+            left_share=share if left else 1,
+            right_share=1 if left else share,
+            split=one_of([1, 1, 2, 3, 5, 8]),
+            depth=one_of([1, 2, 4]),
+            band=one_of([1, 3, 8]),
+            out_buffers=one_of([1, 2, 3]),
+            out_parts=one_of([1, 2, 4]),
+            blocks_per_sm=one_of([1, 1, 2, 3, 4]),
+            pingpong=one_of([False, False, True]),
+        )
+        m, n, k, out = one_of(sizes), one_of(sizes), 16 * source.randint(1, 60), one_of(["bf16", "fp16", "fp32"])
+        made = one_of(
+            [
+                fp8_cases.problem(m, n, k, one_of([*fp8_cases.SCALES]), out, bias=one_of([False, True])),
+                test_int8.problem(m, n, k, out, one_of([False, True])),
+                test_gemm16.problem(m, n, k, one_of(test_gemm16.LAYOUTS), out="fp32", c=one_of([False, True])),
+            ]
+        )
+        if dense.variant_of(made).fault(config) is None:
+            return config, made
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_any_config_that_is_allowed(hopper: Hopper, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    config, made = drawn(seed)
+    module = {"int8_gemm": test_int8, "gemm": test_gemm16}.get(made.op)
+    for hopper.seed in (0, seed + 1):
+        if module is None:
+            fp8_cases.run(config, made)
+        else:
+            monkeypatch.setitem(module.CASES, "drawn", (config, made))
+            module.test_configs_against_float64("drawn")
 
 
 LATE = fp8_cases.problem(70, 200, 500)
