@@ -28,20 +28,18 @@ def library(folder: Path, source: str, *options: str, only_gcc: bool = False, em
     (folder / "source.cpp").write_text(source)
     paths = [f"-I{EMULATOR}"] * emulated + [f"-I{KERNELS}"]
     command = [compiler, "-std=c++17", "-shared", "-fPIC", *options, *paths, str(folder / "source.cpp")]
-    objects = _emulator(compiler) if emulated else ()
-    subprocess.run([*command, *objects, "-o", str(folder / "built.so")], check=True)
+    shared = [_emulator(compiler)] * emulated
+    subprocess.run([*command, *shared, "-o", str(folder / "built.so")], check=True)
     return ctypes.CDLL(str(folder / "built.so"))
 
 
 @cache
-def _emulator(compiler: str) -> tuple[str, ...]:
-    """What of the emulator does not depend on a kernel, compiled once."""
+def _emulator(compiler: str) -> str:
+    """What of the emulator does not depend on a kernel: a library that all of them share."""
     folder = Path(tempfile.mkdtemp(prefix="omnigemm-emulator-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    found = []
-    for source in sorted(EMULATOR.glob("*.cpp")):
-        found.append(str(folder / f"{source.stem}.o"))
-        options = "-std=c++17", "-c", "-O2", "-fPIC", "-fvisibility=hidden", "-w", "-U_FORTIFY_SOURCE"
-        paths = f"-I{EMULATOR}", f"-I{KERNELS}"
-        subprocess.run([compiler, *options, *paths, str(source), "-o", found[-1]], check=True)
-    return tuple(found)
+    sources = [str(path) for path in sorted(EMULATOR.glob("*.cpp"))]
+    options = "-std=c++17", "-O2", "-shared", "-fPIC", "-w", "-U_FORTIFY_SOURCE", f"-I{EMULATOR}", f"-I{KERNELS}"
+    built = str(folder / "libemulator.so")
+    subprocess.run([compiler, *options, *sources, "-o", built], check=True)
+    return built
