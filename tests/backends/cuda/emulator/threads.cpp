@@ -6,7 +6,7 @@ Coordinate threadIdx, blockIdx, blockDim, gridDim;
 namespace emulator {
 Launch launched;
 Thread* self;
-std::vector<Pending> pending;
+std::deque<Pending> pending;
 bool kernel_before_done;
 
 static jmp_buf scheduler;
@@ -171,9 +171,10 @@ void finish_kernel_before() {
         memcpy(launched.before[i].memory, until_then[i].data(), launched.before[i].bytes);
 }
 void complete_one() {
-    const size_t which = launched.seed ? drawn() % pending.size() : 0;
-    const Pending one = pending[which];
-    pending.erase(pending.begin() + which);
+    // By lot, or the oldest one.
+    if (launched.seed) std::swap(pending[drawn() % pending.size()], pending.front());
+    const Pending one = std::move(pending.front());
+    pending.pop_front();
     one.run();
 }
 

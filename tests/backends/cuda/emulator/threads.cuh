@@ -105,7 +105,7 @@ struct Launch {
 
 extern Launch launched;
 extern Thread* self;  // whose turn it is, or null
-extern std::vector<Pending> pending;
+extern std::deque<Pending> pending;
 extern bool kernel_before_done;
 
 // The message of a fault, or an empty one.
