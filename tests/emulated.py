@@ -240,6 +240,11 @@ def _here(words: dict[str, Any]) -> dict[str, Any]:
     return words if device is None or torch.device(device).type != "cuda" else {**words, "device": "cpu"}
 
 
+def whole(*shape: int) -> Tensor:
+    """Numbers whose sums are exact: whatever is wrong with one shows."""
+    return torch.randint(-3, 4, shape).float()
+
+
 class _OnTheProcessor(TorchFunctionMode):
     """New tensors of the GPU are the processor's."""
 

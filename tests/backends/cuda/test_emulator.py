@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from emulated import Change, Hopper, emulated
+from emulated import Change, Hopper, emulated, whole
 from gpu.test_grouped_lists import List
 from omnigemm.backends.cuda import dense, gemm, groups
 from omnigemm.backends.cuda.sm90 import Config
@@ -31,11 +31,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def hopper(folder: Path) -> Iterator[Hopper]:
     with emulated(folder) as made:
         yield made
-
-
-def whole(*shape: int) -> torch.Tensor:
-    """Numbers whose sums are exact."""
-    return torch.randint(-3, 4, shape).float()
 
 
 def check(found: torch.Tensor, wanted: torch.Tensor) -> None:

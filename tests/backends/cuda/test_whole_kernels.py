@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import omnigemm
-from emulated import Hopper, emulated
+from emulated import Hopper, emulated, whole
 from gpu import (
     fp8_cases,
     test_batches,
@@ -176,11 +176,6 @@ def twice(hopper: Hopper, call: Callable[..., Tensor], want: Tensor, *operands: 
         assert torch.equal(out.double(), want.to(out.dtype).double())
         assert torch.equal(call(*operands, **words), out)
     assert len(hopper.launches) >= before + 6
-
-
-def whole(*shape: int) -> Tensor:
-    """Numbers whose sums are exact."""
-    return torch.randint(-3, 4, shape).float()
 
 
 @pytest.mark.parametrize("m", [1, 7, 33, 64, 130, 260])

@@ -1,7 +1,7 @@
 // Threads of a GPU as fibres of one processor's thread: a block's, or those of all blocks of some clusters, side by
 // side. Each runs until it has to wait. Which warp goes on next is drawn by lot, so that roles meet in orders that a
 // GPU shows once in a million launches; the same seed gives the same order. If nobody can go on, that is a fault, and
-// so is all else that the hardware leaves undefined: the message says who, and what he waits for.
+// so is all else that the hardware leaves undefined: the message says who waits, and for what.
 #pragma once
 
 struct Coordinate {
