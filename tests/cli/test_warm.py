@@ -38,7 +38,7 @@ def no_compiler(monkeypatch):
         return compiler.Compiled(spec, b"cubin", "log", 0.1)
 
     monkeypatch.setattr(nvrtc, "version", lambda: "0.0")
-    monkeypatch.setattr("omnigemm.backends.cuda.jit.available", lambda: Support(True, "NVRTC 0.0"))
+    monkeypatch.setattr(nvrtc, "available", lambda: Support(True, "NVRTC 0.0"))
     monkeypatch.setattr(cache, "compile_cubin", made)
 
 
@@ -361,10 +361,16 @@ def test_kernel_that_cannot_be_kept_is_a_failure(run, tmp_path):
 
 
 def test_without_nvrtc(run, monkeypatch):
-    monkeypatch.setattr("omnigemm.backends.cuda.jit.available", lambda: Support(False, nvrtc.MISSING))
+    monkeypatch.setattr(nvrtc, "available", lambda: Support(False, nvrtc.MISSING))
     result = run(*TINY)
     assert (result.code, result.out) == (2, "")
     assert result.err == f"omnigemm: error: warm: kernels cannot be compiled: {nvrtc.MISSING}\n"
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_needs_nothing_that_loads_kernels(run, monkeypatch):
+    monkeypatch.setattr(jit, "available", lambda: Support(False, "cuda.core is not installed"))
+    assert run(*TINY).code == 0
 
 
 def test_docs_show_a_file_that_is_read(tmp_path):

@@ -169,6 +169,28 @@ def test_streams_and_threads() -> None:
     assert not wrong, wrong[:5]
 
 
+def test_a_thread_that_did_nothing_with_cuda_before() -> None:
+    """All is ready, so that the launch is the first that the driver hears of the thread."""
+    given = operands(problem(16, 776, 1040))
+    want = call(given)
+    out = torch.full_like(want, float("nan"))
+    call(given, out=torch.empty_like(want))
+    torch.cuda.synchronize()
+    wrong: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            call(given, out=out)
+        except BaseException as error:
+            wrong.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert not wrong, wrong
+    assert torch.equal(out, want)
+
+
 def test_each_call_waits_for_what_came_before_on_its_stream() -> None:
     """Kernels start early, but must not read what an earlier one has still to write: a chain of products shows it."""
     given = operands(problem(64, 1024, 1024))

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ from rich.markup import escape
 
 from ..backends.cuda import CudaBackend, jit
 from ..backends.cuda.gpu import Gpu
-from ..backends.cuda.jit import owned, store
+from ..backends.cuda.jit import nvrtc, owned, store
 from ..core.problem import Problem
 from ..core.settings import cache_dir, settings
 from . import output
@@ -36,14 +34,6 @@ class Warmed:
     problems: int
 
 
-class Stopped(Exception):
-    """By Ctrl-C, with what was done until then."""
-
-    def __init__(self, done: Sequence[Warmed]) -> None:
-        super().__init__()
-        self.done = done
-
-
 def run_warm(
     op: str | None,
     shapes: Sequence[str],
@@ -58,7 +48,7 @@ def run_warm(
     """Compile, and print how each kernel went; 1 if one failed or a problem has none, 130 if it was stopped."""
     which = usual_gpu() if gpu is None else named_gpu("warm", gpu)
     problems = asked("warm", op, shapes, words, file)
-    answer = jit.available()
+    answer = nvrtc.available()  # what loads kernels is not needed for it
     if not answer:
         raise output.CommandError(f"warm: kernels cannot be compiled: {answer.reason}")
     start = time.perf_counter()
@@ -66,8 +56,8 @@ def run_warm(
         uses, refused = choose(problems, which)
     try:
         warmed = compile_all(uses, jobs)
-    except Stopped as stop:
-        ready = sum(one.ok for one in stop.done)
+    except KeyboardInterrupt:
+        ready = sum(_not_kept(spec) is None for spec in uses)
         output.print_notice(f"stopped; {ready} of {len(uses)} kernels are ready in {cache_dir()}")
         return 130
     seconds = time.perf_counter() - start
@@ -111,24 +101,10 @@ def choose(problems: Sequence[Problem], which: Gpu) -> tuple[dict[jit.KernelSpec
 
 def compile_all(uses: Mapping[jit.KernelSpec, int], jobs: int | None = None) -> list[Warmed]:
     """All of them, `jobs` at a time. Ctrl-C waits for those that are being compiled, and not for the others."""
-    running: list[tuple[Future[list[jit.Result]], int]] = []
-
-    def done() -> list[Warmed]:
-        return [_warmed(one.result()[0], problems) for one, problems in running if not one.cancelled()]
-
-    # Handed over one by one, because jit.warm does not return before all that it was given is compiled.
-    pool = ThreadPoolExecutor(jobs or len(os.sched_getaffinity(0)), thread_name_prefix="omnigemm-warm")
-    with pool, output.progress() as bar:
+    with output.progress() as bar:
         task = bar.add_task("compile", total=len(uses))
-        try:
-            for spec, problems in uses.items():
-                running.append((pool.submit(jit.warm, (spec,), 1), problems))
-            for one in as_completed([future for future, _ in running]):
-                bar.update(task, description=one.result()[0].spec.name, advance=1)
-        except KeyboardInterrupt:
-            pool.shutdown(cancel_futures=True)
-            raise Stopped(done()) from None
-    return done()
+        results = jit.warm(uses, jobs, lambda one: bar.update(task, description=one.spec.name, advance=1))
+    return [_warmed(one, uses[one.spec]) for one in results]
 
 
 def _warmed(result: jit.Result, problems: int) -> Warmed:

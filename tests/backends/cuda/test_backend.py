@@ -14,6 +14,7 @@ from nvrtc_here import needs_nvrtc
 from omnigemm.backends.cuda import CudaBackend, dense, gpu, jit, sm90
 from omnigemm.backends.cuda.gpu import KNOWN, Gpu
 from omnigemm.core.dispatch import Support
+from omnigemm.core.dtypes import BY_NAME
 from omnigemm.core.problem import GRANULARITIES, SIZE_LIMIT, Problem, describe
 from omnigemm.core.settings import BACKEND_NAMES
 
@@ -37,6 +38,7 @@ def _two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(gpu, "of", lambda index: found[index])
+    monkeypatch.setattr(jit, "driver_fault", lambda: "")
 
 
 def problem(**changes: object) -> Problem:
@@ -63,6 +65,13 @@ def test_available_names_the_gpus_and_needs_the_compiler(monkeypatch: pytest.Mon
         assert words in BACKEND.available().reason
     monkeypatch.setattr(jit, "available", lambda: Support(False, "no compiler today"))
     assert BACKEND.available() == Support(False, "no compiler today")
+
+
+@pytest.mark.usefixtures("_two_gpus")
+def test_unavailable_with_a_driver_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jit, "available", lambda: Support(True, "NVRTC 13.9"))
+    monkeypatch.setattr(jit, "driver_fault", lambda: "the driver is from the last century")
+    assert BACKEND.available() == Support(False, "the driver is from the last century")
 
 
 # ------------------------------------------------------------------------------------------------ supports
@@ -206,6 +215,21 @@ def test_batches_of_nothing_need_no_kernel() -> None:
         out = torch.empty(0, 2, 3)
         kernel.plan(one, torch.device("cuda")).launch(out, None, None, *others)
         assert out.shape == (0, 2, 3)
+
+
+@pytest.mark.parametrize(("dtype", "out_dtype"), [*itertools.product(("bf16", "fp16"), ("bf16", "fp16", "fp32"))])
+@pytest.mark.parametrize("shape", [(2, 3), (1, 3), (2, 1)])
+@pytest.mark.parametrize(("value", "beta"), [(6e4, 1e-3), (1e6, 1e-3), (1e-6, 1e4), (1.37, -3.0)])
+def test_a_product_of_nothing_is_beta_c_rounded_once(
+    dtype: str, out_dtype: str, shape: tuple[int, int], value: float, beta: float
+) -> None:
+    one = describe("gemm", m=2, n=3, k=0, dtype=dtype, out_dtype=out_dtype, beta=beta)
+    (kernel,) = dense.kernels(one, H200)
+    c = torch.full(shape, value).to(BY_NAME[dtype])
+    before, out = c.clone(), torch.full((2, 3), float("nan"), dtype=BY_NAME[out_dtype])
+    kernel.plan(one, torch.device("cuda")).launch(out, None, None, c, 1.0, beta)
+    assert torch.equal(out, (c.float() * beta).to(out.dtype).expand(2, 3))
+    assert torch.equal(c, before)
 
 
 @pytest.mark.usefixtures("_two_gpus")

@@ -124,7 +124,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
     Launcher.grids.clear()
     monkeypatch.setattr(batches, "Launcher", Launcher)
     monkeypatch.setattr(dense, "Launcher", RowSums)
-    monkeypatch.setattr(dense, "load", lambda *_: SimpleNamespace(kernel=None))
+    monkeypatch.setattr(dense, "load", lambda *_: SimpleNamespace(kernel=None, local_bytes=0))
     for module in (batches, dense):
         monkeypatch.setattr(module, "raw_stream", lambda index: 0)
 
@@ -132,6 +132,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
         return SimpleNamespace(kernel=Kernel(variant, config))
 
     monkeypatch.setattr(dense, "loaded", loaded)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     monkeypatch.setattr(torch.cuda, "device", lambda _: torch.autograd.profiler.record_function("here"))
 

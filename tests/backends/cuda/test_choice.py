@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnigemm.backends.cuda import choice, dense
+from omnigemm.backends.cuda import choice, dense, kernels_on
 from omnigemm.backends.cuda.choice import RUNNERS_UP, Choice, choices, deepest, kind_of, table
 from omnigemm.backends.cuda.gpu import KNOWN, Gpu
 from omnigemm.backends.cuda.jit import KernelSpec, Result
 from omnigemm.backends.cuda.sm90 import SHARED_BYTES, SHARED_PER_SM, Config, Variant
+from omnigemm.core.problem import describe
 
 H200 = KNOWN["h200"]
 STRANGER = dataclasses.replace(H200, name="NVIDIA Unheard Of")
@@ -70,6 +71,26 @@ def test_gpus_that_nobody_measured(gpu: Gpu) -> None:
 )
 def test_any_size_has_choices(m: int, n: int, k: int, kinds: tuple[str, str], out: str, multiprocessors: int) -> None:
     check(variant(n, k, kinds, out), m, dataclasses.replace(H200, multiprocessors=multiprocessors))
+
+
+@pytest.mark.parametrize("multiprocessors", range(1, 9))
+def test_a_slice_of_a_gpu_gets_clusters_that_fit(multiprocessors: int) -> None:
+    """Also where the table, which goes by the name, has larger ones."""
+    for gpu in (dataclasses.replace(one, multiprocessors=multiprocessors) for one in (H200, STRANGER)):
+        for m in (1, 16, 33, 64, 128, 256, 1000, 4096):
+            for what in (variant(576, 7168), variant(4096, 7168)):
+                found = [*check(what, m, gpu), *choices(what, m, gpu, constant_weights=True)]
+                assert all(one.config.cluster <= multiprocessors for one in found)
+        for op, words in (
+            ("gemm", {"batch": 3}),
+            ("grouped_gemm_contiguous", {"groups": 4}),
+            ("grouped_gemm_masked", {"groups": 4, "dtype": "e4m3"}),
+            ("grouped_gemm_k_contiguous", {"groups": 4}),
+            ("grouped_gemm", {"groups": 4}),
+        ):
+            for m in (8, 512, 4096):
+                for kernel in kernels_on(describe(op, m=m, n=4096, k=4096, **words), gpu):
+                    assert kernel.choice.config.cluster <= multiprocessors  # type: ignore[attr-defined]
 
 
 def test_the_same_every_time() -> None:

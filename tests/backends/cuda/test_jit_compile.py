@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import pickle
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,9 +13,11 @@ import pytest
 import omnigemm
 from nvrtc_here import needs_nvrtc
 from omnigemm.backends.cuda import driver as driver_module
+from omnigemm.backends.cuda import jit
 from omnigemm.backends.cuda.jit import Compiled, KernelSpec, cache, compile_cubin, get_or_compile, loader, nvrtc, warm
 from omnigemm.backends.cuda.jit import spec as spec_module
 from omnigemm.backends.cuda.jit.compiler import parse_resources
+from omnigemm.core.dispatch import Support
 
 SOURCE = 'extern "C" __global__ void copy(float* a) { __shared__ float s[64]; s[threadIdx.x] = a[threadIdx.x];\n'
 SOURCE += "__syncthreads(); a[threadIdx.x] = s[63 - threadIdx.x]; }"
@@ -120,14 +123,14 @@ def test_bad_specs_are_refused(tmp_path, field, value):
         spec_of(tmp_path, **{field: value})
 
 
-def test_missing_cuda_core_is_said(monkeypatch, tmp_path):
+def test_missing_bindings_are_said(monkeypatch, tmp_path):
     def absent(name: str) -> None:
         raise ImportError(name)
 
     nvrtc._library.cache_clear()
     monkeypatch.setattr(nvrtc.importlib, "import_module", absent)
     try:
-        assert nvrtc.available() == omnigemm.core.dispatch.Support(False, nvrtc.MISSING)
+        assert nvrtc.available() == Support(False, nvrtc.MISSING)
         with pytest.raises(omnigemm.CompileError, match=r"pip install 'omnigemm\[cuda\]'"):
             compile_cubin(spec_of(tmp_path))
     finally:
@@ -192,6 +195,58 @@ def test_load_without_a_driver_says_so(monkeypatch, tmp_path):
         loader.load(spec_of(tmp_path), 0)
 
 
+@pytest.fixture
+def libcuda(monkeypatch):
+    """Stand-in for the driver's library, which tells the given status and version."""
+
+    def use(status: int, version: int) -> None:
+        def tell(found) -> int:
+            found._obj.value = version
+            return status
+
+        monkeypatch.setattr(driver_module.ctypes, "CDLL", lambda name: SimpleNamespace(cuDriverGetVersion=tell))
+        driver_module.version.cache_clear()
+        loader.driver_fault.cache_clear()
+
+    yield use
+    driver_module.version.cache_clear()
+    loader.driver_fault.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("compiler", "version", "told"),
+    [
+        ("13.4.92", 13000, ""),  # a minor version behind: such cubins load
+        ("13.4.92", 14010, ""),
+        ("12.9", 12020, ""),
+        (
+            "13.4.92",
+            12080,
+            "the NVIDIA driver knows CUDA 12.8 and is too old for kernels of NVRTC 13.4.92, expected 13.0 or later",
+        ),
+        ("12.9", 11080, "the NVIDIA driver knows CUDA 11.8 and is too old for kernels of NVRTC 12.9, expected 12.0"),
+    ],
+)
+def test_driver_that_is_too_old(libcuda, monkeypatch, compiler, version, told):
+    monkeypatch.setattr(nvrtc, "version", lambda: compiler)
+    libcuda(0, version)
+    assert loader.driver_fault().startswith(told)
+    assert bool(loader.driver_fault()) == bool(told)
+
+
+def test_driver_that_cannot_be_asked(libcuda, monkeypatch):
+    monkeypatch.setattr(nvrtc, "version", lambda: "13.4")
+    libcuda(34, 0)
+    assert loader.driver_fault() == "the NVIDIA driver does not tell its version (34)"
+
+    def absent(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    loader.driver_fault.cache_clear()
+    monkeypatch.setattr(driver_module.ctypes, "CDLL", absent)
+    assert "the NVIDIA driver is not installed: libcuda.so.1" in loader.driver_fault()
+
+
 class FakeDriver:
     """Answers as the driver of one sm_90 device would, and notes the limits that are set."""
 
@@ -211,9 +266,6 @@ class FakeDriver:
     def cuDeviceGetAttribute(self, attribute, device):
         return 0, attribute
 
-    def cuDriverGetVersion(self):
-        return 0, 13020
-
     def cuKernelSetAttribute(self, attribute, value, kernel, device):
         self.limits.append(value)
         return (0,)
@@ -229,7 +281,60 @@ def driver(monkeypatch) -> FakeDriver:
     monkeypatch.setattr(nvrtc, "version", lambda: "1.0")
     monkeypatch.setattr(loader, "_shared", {})
     monkeypatch.setattr(loader, "_kernels", {})
+    monkeypatch.setattr(driver_module, "version", lambda: 13020)
     return fake
+
+
+@pytest.fixture
+def core(monkeypatch):
+    """Stand-in for importing cuda.core: what the given function returns or raises."""
+
+    def use(imported) -> None:
+        real = importlib.import_module
+        monkeypatch.setattr(importlib, "import_module", lambda name: imported() if name == "cuda.core" else real(name))
+        loader._core.cache_clear()
+
+    yield use
+    monkeypatch.undo()
+    loader._core.cache_clear()
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ModuleNotFoundError("No module named 'cuda.core'", name="cuda.core"), loader.MISSING),
+        (ModuleNotFoundError("No module named 'cuda'", name="cuda"), loader.MISSING),
+        (
+            ModuleNotFoundError("No module named 'cuda.bindings'", name="cuda.bindings"),
+            "cuda.core, which loads kernels, cannot be imported: No module named 'cuda.bindings'",
+        ),
+        (RuntimeError("made for\n another"), "cuda.core, which loads kernels, cannot be imported: made for another"),
+    ],
+    ids=["not there", "nothing of it there", "half there", "not fitting"],
+)
+def test_without_cuda_core_kernels_cannot_be_loaded(core, driver, monkeypatch, tmp_path, error, told):
+    core(lambda: _raise(error))
+    monkeypatch.setattr(nvrtc, "available", lambda: Support(True, "NVRTC 1.0"))
+    assert jit.available() == Support(False, told)
+    with pytest.raises(omnigemm.CompileError) as caught:
+        loader.load(Compiled(spec_of(tmp_path, source="no core"), b"", "", 0.0), 0)
+    assert str(caught.value) == f"kernel copy cannot be loaded: {told}"
+
+
+def test_the_compiler_is_asked_for_first(core, monkeypatch):
+    core(lambda: _raise(ImportError()))
+    monkeypatch.setattr(nvrtc, "available", lambda: Support(False, nvrtc.MISSING))
+    assert jit.available() == Support(False, nvrtc.MISSING)
+
+
+def test_with_all_that_is_needed_the_compiler_is_told(core, monkeypatch):
+    core(SimpleNamespace)
+    monkeypatch.setattr(nvrtc, "available", lambda: Support(True, "NVRTC 1.0"))
+    assert jit.available() == Support(True, "NVRTC 1.0")
 
 
 def test_shared_memory_limit_is_only_raised(driver, monkeypatch, tmp_path):
@@ -243,14 +348,12 @@ def test_shared_memory_limit_is_only_raised(driver, monkeypatch, tmp_path):
     assert driver.limits[-1] == 60_000
 
 
-def test_load_names_what_does_not_fit(driver, monkeypatch, tmp_path):
+def test_load_names_what_does_not_fit(driver, core, tmp_path):
     other = Compiled(spec_of(tmp_path, arch="sm_100a"), b"", "", 0.0)
     with pytest.raises(omnigemm.DeviceError, match="copy is for sm_100a, but device 0 is sm_90"):
         loader.load(other, 0)
 
-    def refuse(name: str) -> None:
-        raise RuntimeError("CUDA_ERROR_INVALID_IMAGE")
-
-    monkeypatch.setattr(loader.importlib, "import_module", refuse)
+    refuse = SimpleNamespace(from_cubin=lambda cubin: _raise(RuntimeError("CUDA_ERROR_INVALID_IMAGE")))
+    core(lambda: SimpleNamespace(ObjectCode=refuse))
     with pytest.raises(omnigemm.CompileError, match=r"CUDA 13\.2, cannot load kernel copy .*INVALID_IMAGE"):
         loader.load(Compiled(spec_of(tmp_path, source="image"), b"", "", 0.0), 0)

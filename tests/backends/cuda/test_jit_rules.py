@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import fcntl
 import importlib.metadata
 import json
@@ -16,7 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from omnigemm.backends.cuda.jit import Compiled, KernelSpec, cache, get_or_compile, nvrtc, owned, store
+from omnigemm.backends.cuda.jit import Compiled, KernelSpec, cache, get_or_compile, nvrtc, owned, store, warm
 from omnigemm.core.dispatch import Support
 
 SPEC = KernelSpec("add", "source", "sm_90a")
@@ -175,6 +176,37 @@ def test_build_of_the_compiler_is_a_part_of_its_version(
     assert nvrtc.available() == Support(True, f"NVRTC {told}")
 
 
+# ------------------------------------------------------------------------------------------------ many at once
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("how", ["Ctrl-C", "an error of who looks on"])
+def test_who_stops_waits_only_for_what_is_being_compiled(
+    compiled: list[KernelSpec], monkeypatch: pytest.MonkeyPatch, how: str, jobs: int
+) -> None:
+    make = cache.compile_cubin
+
+    def slow(spec: KernelSpec) -> Compiled:
+        made = make(spec)
+        if how == "Ctrl-C" and len(compiled) == 3:
+            _thread.interrupt_main()
+        time.sleep(0.1)
+        return made
+
+    def fail(_: object) -> None:
+        if how != "Ctrl-C":
+            raise ZeroDivisionError
+
+    monkeypatch.setattr(cache, "compile_cubin", slow)
+    with pytest.raises(KeyboardInterrupt if how == "Ctrl-C" else ZeroDivisionError):
+        warm([KernelSpec("add", f"source {i}", "sm_90a") for i in range(20)], jobs, fail)
+    begun = len(compiled)
+    assert begun < 10
+    assert len(list(store.root().glob("add-*"))) == begun, "they are done when the call returns"
+    time.sleep(0.3)
+    assert len(compiled) == begun
+
+
 # ------------------------------------------------------------------------------------------------ what failed
 
 
@@ -209,6 +241,23 @@ def test_what_failed_is_private() -> None:
 def test_folders_are_made_private(tmp_path: Path) -> None:
     get_or_compile(SPEC)
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "cache", store.root())} == {0o700}
+
+
+def test_folders_on_the_way_are_made_private_and_old_ones_left_alone(tmp_path: Path) -> None:
+    before = tmp_path / "old"
+    before.mkdir()
+    before.chmod(0o755)
+    folder = before / "a" / "b" / "c"
+    mask = os.umask(0)  # so that a mode that nobody chose shows
+    try:
+        for _ in range(2):
+            assert owned.make_folder(folder) == folder
+    finally:
+        os.umask(mask)
+    assert [path.stat().st_mode & 0o777 for path in (before, folder.parents[1], folder.parent, folder)] == [
+        0o755,
+        *[0o700] * 3,
+    ]
 
 
 def test_entry_with_half_of_its_key_is_not_taken(compiled: list[KernelSpec]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+import torch
 from cuda.bindings import driver as driver_module
 
 from omnigemm.backends.cuda import launch
@@ -146,6 +147,61 @@ def test_a_refused_launch_is_an_error_and_the_next_one_goes_on(driver: Driver) -
     driver.answer = Answer(0)
     one(0, (16, 32, 0), 3, 4)
     assert driver.launches[-1] == (0, (16, 32), (3, 4))
+    assert driver.encoded == 2
+
+
+class Cold(Driver):
+    """With a context for each thread, which is 0 at first: launches need one."""
+
+    def __init__(self, broken: bool = False) -> None:
+        super().__init__()
+        self.context, self.held, self.taken, self.broken = threading.local(), 0, 0, broken
+
+    def cuDeviceGet(self, index: int) -> tuple[Answer, int]:
+        return Answer(0), 40 + index
+
+    def cuDevicePrimaryCtxRetain(self, device: int) -> tuple[Answer, int]:
+        self.held += 1
+        return Answer(0), 100 + device
+
+    def cuDevicePrimaryCtxRelease(self, device: int) -> tuple[Answer]:
+        self.held -= 1
+        return (Answer(0),)
+
+    def cuCtxSetCurrent(self, context: int) -> tuple[Answer]:
+        self.context.value, self.taken = context, self.taken + 1
+        return (Answer(0),)
+
+    def cuLaunchKernelEx(self, *arguments: Any) -> tuple[Answer]:
+        if self.broken or getattr(self.context, "value", 0) != 142:
+            return (Answer(201),)
+        return super().cuLaunchKernelEx(*arguments)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_thread_that_did_nothing_with_cuda_before(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
+    """It takes the context of the device, once; what is refused for another reason still is."""
+    driver = Cold(broken)
+    monkeypatch.setattr(launch, "bindings", lambda: driver)
+    monkeypatch.setattr(Matrix, "encode", lambda matrix, address: driver.encode(matrix, address))
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 2, raising=False)
+    one, wrong = launcher(), []
+
+    def work() -> None:
+        for turn in range(3):
+            try:
+                one(0, (16, 32, 0), turn, 0)
+            except DeviceError as error:
+                wrong.append(str(error))
+
+    for _ in range(2):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert wrong == ["launching a kernel: CUDA_ERROR_FOR_THE_TEST (201)"] * (6 * broken)
+    launched = [] if broken else [(0, 0), (1, 0), (2, 0)] * 2
+    assert [values for _, _, values in driver.launches] == launched
+    assert (driver.held, driver.taken) == (0, 6 if broken else 2)
     assert driver.encoded == 2
 
 

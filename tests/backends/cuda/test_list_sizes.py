@@ -15,7 +15,7 @@ from torch import Tensor
 
 import emulated
 import list_memory
-from omnigemm.backends.cuda import CudaBackend, explain_on, list_choice, list_launch, list_setup, lists
+from omnigemm.backends.cuda import CudaBackend, dense, explain_on, list_choice, list_launch, list_setup, lists
 from omnigemm.backends.cuda.gpu import KNOWN
 from omnigemm.backends.cuda.jit import KernelSpec, Result
 from omnigemm.backends.cuda.sm90 import Config
@@ -94,6 +94,8 @@ class Launcher:
 
 
 class Handle:
+    local_bytes = 0
+
     def __init__(self, kernel: KernelSpec) -> None:
         self.kernel = kernel
 
@@ -103,7 +105,7 @@ def machine(small_kernels: dict[str, ctypes.CDLL], monkeypatch: pytest.MonkeyPat
     made = Launcher.machine = Machine(small_kernels)
     here = torch.device("cpu")
     monkeypatch.setattr(list_launch, "Launcher", Launcher)
-    monkeypatch.setattr(list_launch, "load", lambda spec, index, shared: Handle(spec))
+    monkeypatch.setattr(dense, "load", lambda spec, index, shared: Handle(spec))
     monkeypatch.setattr(list_launch, "raw_stream", lambda index: 0)
     monkeypatch.setattr(list_setup, "most_lines", lambda: list_setup.LINES[-1])
     monkeypatch.setattr(list_launch.torch, "device", lambda *_: here)

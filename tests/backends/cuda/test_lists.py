@@ -14,7 +14,16 @@ from torch import Tensor
 
 from list_memory import TYPES, memory_at
 from omnigemm.backends.blas import estimate
-from omnigemm.backends.cuda import CudaBackend, explain_on, list_choice, list_kernel, list_launch, list_setup, lists
+from omnigemm.backends.cuda import (
+    CudaBackend,
+    dense,
+    explain_on,
+    list_choice,
+    list_kernel,
+    list_launch,
+    list_setup,
+    lists,
+)
 from omnigemm.backends.cuda.gpu import KNOWN
 from omnigemm.backends.cuda.jit import KernelSpec, Result
 from omnigemm.backends.cuda.sm90 import Config
@@ -115,6 +124,8 @@ class Launcher:
 
 
 class Handle:
+    local_bytes = 0
+
     def __init__(self, kernel: KernelSpec) -> None:
         self.kernel = kernel
 
@@ -123,7 +134,7 @@ class Handle:
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     made = Launcher.machine = Machine()
     monkeypatch.setattr(list_launch, "Launcher", Launcher)
-    monkeypatch.setattr(list_launch, "load", lambda spec, index, shared: Handle(spec))
+    monkeypatch.setattr(dense, "load", lambda spec, index, shared: Handle(spec))
     monkeypatch.setattr(list_launch, "raw_stream", lambda index: 0)
     monkeypatch.setattr(list_setup, "most_lines", lambda: list_setup.LINES[-1])
     here = torch.device("cpu")

@@ -29,6 +29,7 @@ H200 = KNOWN["h200"]
 STRANGER = dataclasses.replace(H200, name="NVIDIA Unheard Of")
 # Legal, and nothing that the model or the shipped table would take.
 ODD = {"swap": True, "math_groups": 1, "waves": 1, "cols": 8, "stages": 5, "split": 3}
+WIDE = {"swap": False, "math_groups": 2, "waves": 1, "cols": 128, "stages": 4}
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 
 
@@ -214,6 +215,9 @@ BAD = {
     "config has no waves": row() | {"config": {key: value for key, value in ODD.items() if key != "waves"}},
     "cols is 12, expected a multiple of 8": row() | {"config": {**ODD, "cols": 12}},
     "split is 0, expected at least 1": row() | {"config": {**ODD, "split": 0}},
+    "band is 1000000000, expected at most 32": row() | {"config": {**ODD, "band": 10**9}},
+    "out_buffers is 1000000000, expected at most 8": row() | {"config": {**ODD, "out_buffers": 10**9}},
+    "out_parts is 1000000000, expected at most 32": row() | {"n": 577, "config": {**WIDE, "out_parts": 10**9}},
     "shared memory is": row() | {"config": {**ODD, "stages": 10**9}},
 }
 

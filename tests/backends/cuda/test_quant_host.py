@@ -7,10 +7,11 @@ import torch
 
 import omnigemm
 from nvrtc_here import require
-from omnigemm.backends.cuda import gpu, quant, quant_source
+from omnigemm.backends.cuda import gpu, jit, quant, quant_source
 from omnigemm.backends.cuda.gpu import Gpu
 from omnigemm.backends.cuda.jit import nvrtc
 from omnigemm.backends.cuda.quant_source import Variant
+from omnigemm.core.dispatch import Support
 
 
 def test_tensors_elsewhere_are_torchs() -> None:
@@ -37,9 +38,17 @@ def test_architecture(
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(gpu, "of", lambda index: Gpu("NVIDIA Some", capability, 100))
     monkeypatch.setattr(nvrtc, "architectures", lambda: known)
+    monkeypatch.setattr(jit, "available", lambda: Support(True, "NVRTC 13.9"))
+    monkeypatch.setattr(jit, "driver_fault", lambda: "")
     assert quant.architecture.__wrapped__(0) == expected
-    monkeypatch.setattr(torch.version, "cuda", None)
-    assert quant.architecture.__wrapped__(0) is None
+    for owner, name, other in (
+        (torch.version, "cuda", None),
+        (jit, "available", lambda: Support(False, "cuda.core is not installed")),
+        (jit, "driver_fault", lambda: "the driver is too old"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, other)
+            assert quant.architecture.__wrapped__(0) is None
 
 
 def test_nvrtc_says_what_it_compiles_for() -> None:

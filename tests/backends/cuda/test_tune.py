@@ -293,6 +293,21 @@ def test_results_are_compared_with_torchs(kind: str, n: int, k: int, monkeypatch
 
 
 @pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("usual", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("kind", measured.KINDS)
+def test_operands_do_not_depend_on_the_default_dtype(kind: str, usual: torch.dtype) -> None:
+    problem = tune.problem_of(kind, 5, 136, 272)
+    expected, before = tune.Bench(problem).expected(), torch.get_default_dtype()
+    torch.set_default_dtype(usual)
+    try:
+        bench = tune.Bench(problem)
+        assert torch.equal(bench.expected(), expected)
+        assert all(one.dtype == torch.float32 for one in bench._scales)
+    finally:
+        torch.set_default_dtype(before)
+
+
+@pytest.mark.usefixtures("on_cpu")
 def test_a_result_that_was_not_written_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = tune.Bench(tune.problem_of("block", 5, 64, 256))
     bench.check([SLOW])
@@ -334,6 +349,27 @@ def test_each_result_is_kept_when_it_is_there(monkeypatch: pytest.MonkeyPatch) -
     for n, here in ((64, True), (128, False)):
         variant = dense.variant_of(tune.problem_of("block", 4096, n, 256))
         assert choice.choices(variant, 4096, H200)[0].here == here
+
+
+@pytest.mark.usefixtures("on_h200")
+def test_a_table_that_cannot_be_written_any_more_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    add, full = measured.add, [True, False]
+
+    def fails_once(*arguments: Any) -> Any:
+        if full.pop(0):
+            raise measured.NotKept("the table x cannot be written: No space left on device")
+        return add(*arguments)
+
+    def made_up(problem: Problem, *_: object) -> tune.Times:
+        return dataclasses.replace(times({(SLOW, 0): 5.0, (FAST, 0): 4.0}), problem=problem)
+
+    monkeypatch.setattr(tune, "measure", made_up)
+    monkeypatch.setattr(measured, "add", fails_once)
+    told: list[tune.Result] = []
+    results = tune.tune([describe("fp8_gemm", m=4096, n=n, k=256) for n in (64, 128)], done=told.append)
+    assert told == results
+    assert [one.error for one in results] == ["the table x cannot be written: No space left on device", None]
+    assert [one.times is None for one in results] == [True, False]
 
 
 @pytest.mark.usefixtures("on_h200")

@@ -29,6 +29,8 @@ class CudaBackend:
         answer = jit.available()
         if not answer:
             return answer
+        if fault := jit.driver_fault():
+            return Support(False, fault)
         names = ", ".join(str(gpu.of(i)) for i in range(torch.cuda.device_count()))
         return Support(True, f"{names}; {answer.reason}")
 

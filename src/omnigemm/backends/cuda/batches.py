@@ -173,7 +173,7 @@ class Int8Batch(Batch):
 
     def __init__(self, problem: Problem, config: sm90.Config, index: int, multiprocessors: int, early: int = 0) -> None:
         super().__init__(problem, config, index, multiprocessors, early)
-        self._row_sums = dense.RowSums(index) if problem.zero_points else None
+        self._row_sums = dense.RowSums(problem, index) if problem.zero_points else None
 
     def bind(self, out: Tensor, *operands: Any) -> core_plan.Launch:
         a, b, a_scale, b_scale, a_zero, bias = operands

@@ -72,7 +72,7 @@ def choices(variant: Variant, m: int, gpu: Gpu, constant_weights: bool = False, 
     if known is not None and _FEW_ROWS < m <= _TABLE_ROWS and m != known.rows:
         # For fewer tokens than were measured the model's choice beat the table's, narrowed to them or not.
         ranked[0] = dataclasses.replace(ranked[0], against_blas=known.against_blas)
-    elif known is not None and variant.fault(known.config) is None:
+    elif known is not None and variant.fault(known.config) is None and gpu.has_room(known.config.cluster):
         # The model may flatter what was tried and lost.
         others = (dataclasses.replace(one, seconds=max(one.seconds, known.seconds)) for one in ranked)
         ranked = [known, *(one for one in others if one.config != known.config)]
@@ -130,6 +130,8 @@ def deepest(config: Config, variant: Variant) -> Config:
 
 def _legal(variant: Variant, m: int, gpu: Gpu, batch: int) -> Iterator[Config]:
     for config in (*_swapped(variant, m), *_by_rows(variant, m), *_split_rows(variant, m, gpu, batch)):
+        if not gpu.has_room(config.cluster):
+            continue
         for one in _staged(config, variant, m):
             # Two stages hide nothing: one block with more was always better than two with two.
             if variant.fault(one) is None and (one.stages > 2 or one.blocks_per_sm == 1):

@@ -13,7 +13,6 @@ from torch import Tensor
 from ...core import plan as core_plan
 from ...core.dispatch import Support
 from ...core.dtypes import name_of
-from ...core.errors import DeviceError
 from ...core.plan import Plan
 from ...core.problem import Problem
 from ...core.settings import current
@@ -22,7 +21,7 @@ from . import arguments, choice, sm90
 from .empty import Empty
 from .gpu import Gpu
 from .jit import KernelSpec
-from .jit.loader import Loaded, is_loaded, load
+from .jit.loader import Loaded, check_capture, load
 from .launch import Launcher, Matrix, raw_stream
 
 _log = logging.getLogger("omnigemm")
@@ -71,11 +70,10 @@ def loaded(problem: Problem, config: sm90.Config, variant: sm90.Variant, index: 
 
 
 def loaded_spec(problem: Problem, wanted: KernelSpec, index: int, shared_bytes: int) -> Loaded:
-    if torch.cuda.is_current_stream_capturing() and not is_loaded(wanted, index, shared_bytes):
-        raise DeviceError(
-            f"{problem.op}: the kernel for {problem} is not compiled yet, and a CUDA graph is being captured; call "
-            f"{problem.op} once with such operands, or make the plan with omnigemm.plan, before the capture"
-        )
+    """The same for any kernel that the problem needs."""
+    who = f"{problem.op}: the kernel {wanted.name} for {problem}"
+    remedy = f"call {problem.op} once with such operands, or make the plan with omnigemm.plan"
+    check_capture(wanted, index, shared_bytes, who, remedy)
     found = load(wanted, index, shared_bytes)
     if found.local_bytes:  # slower, but right
         _log.warning("kernel %s spills %d bytes of registers", wanted.name, found.local_bytes)
@@ -231,8 +229,8 @@ class Launch:
 class RowSums:
     """The sums of an int8 matrix's rows, made anew in each call: there is nothing to go stale."""
 
-    def __init__(self, index: int) -> None:
-        self._loaded = load(ROW_SUMS, index)
+    def __init__(self, problem: Problem, index: int) -> None:
+        self._loaded = loaded_spec(problem, ROW_SUMS, index, 0)
         self._launchers: dict[int, Launcher] = {}
 
     def __call__(self, matrix: Tensor) -> Tensor:
@@ -375,7 +373,7 @@ class Sm90Dense:
         if problem.op == "gemm":
             run = Gemm(*how)
         elif problem.op == "int8_gemm":
-            run = Int8(Launch(*how), RowSums(index) if problem.zero_points else None)
+            run = Int8(Launch(*how), RowSums(problem, index) if problem.zero_points else None)
         else:
             run = Launch(*how)
         parts = problem, device, "cuda", self.name, run, config
@@ -387,9 +385,8 @@ def _fill(problem: Problem, out: Tensor, *operands: Any) -> None:
     if added is None:
         out.zero_()
     else:
-        out.copy_(added.expand_as(out))
-    if problem.c:
-        out.mul_(operands[-1])
+        # In fp32, as kernels do: C may have another type than the result, which beta C then fits and C does not.
+        out.copy_((added.float() * operands[-1] if problem.c else added).expand_as(out))
 
 
 def kernels(problem: Problem, gpu: Gpu) -> tuple[Sm90Dense | Empty, ...]:

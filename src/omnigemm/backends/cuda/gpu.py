@@ -29,6 +29,10 @@ class Gpu:
         """The name of its measured table."""
         return re.sub(r"[^a-z0-9]+", "-", self.name.lower()).strip("-")
 
+    def has_room(self, cluster: int) -> bool:
+        """Whether so many blocks can run at a time, as those of a cluster must."""
+        return cluster <= self.multiprocessors
+
     def __str__(self) -> str:
         return f"{self.name} (sm_{self.capability[0]}{self.capability[1]}, {self.multiprocessors} multiprocessors)"
 

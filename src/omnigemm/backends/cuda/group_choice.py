@@ -67,7 +67,8 @@ def _choices(variant: Variant, sizes: Sizes, gpu: Gpu) -> tuple[Choice, ...]:
 
 def modelled(variant: Variant, sizes: Sizes, gpu: Gpu) -> list[Choice]:
     """Every config that is worth a thought, with the model's time for it, best first."""
-    found = {config: seconds(config, variant, sizes, gpu) for config in legal(variant, sizes)}
+    legal_here = (config for config in legal(variant, sizes) if gpu.has_room(config.cluster))
+    found = {config: seconds(config, variant, sizes, gpu) for config in legal_here}
     return [Choice(one, found[one]) for one in sorted(found, key=lambda one: found[one])]
 
 

@@ -16,6 +16,7 @@ from .driver import bindings, checked
 # The stream that torch uses now; private in torch, but the public way costs as much as a launch.
 raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
 
+_NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 _SWIZZLES = {32: "CU_TENSOR_MAP_SWIZZLE_32B", 64: "CU_TENSOR_MAP_SWIZZLE_64B", 128: "CU_TENSOR_MAP_SWIZZLE_128B"}
 _ELEMENTS = {
     1: "CU_TENSOR_MAP_DATA_TYPE_UINT8",
@@ -140,9 +141,29 @@ class Launcher:
         if config is None:
             config = self._configs[stream] = self._config(stream)
         answer = self._driver.cuLaunchKernelEx(config, self._function, slot.at, 0)
-        self._free[addresses] = slot
         if answer[0]:
+            return self._refused(answer, config, slot, addresses)
+        self._free[addresses] = slot
+        return None
+
+    def _refused(self, answer: tuple[Any, ...], config: Any, slot: _Slot, addresses: tuple[int, ...]) -> None:
+        """Try again where the calling thread has no context yet, because it did nothing with CUDA before."""
+        try:
+            if int(answer[0]) == _NO_CONTEXT:
+                self._take_context(torch._C._cuda_getDevice())
+                answer = self._driver.cuLaunchKernelEx(config, self._function, slot.at, 0)
             checked(answer, "launching a kernel")
+        finally:
+            self._free[addresses] = slot
+
+    def _take_context(self, index: int) -> None:
+        """Have the calling thread use the context that torch uses, the primary one of the device."""
+        device = checked(self._driver.cuDeviceGet(index), f"device {index}")
+        context = checked(self._driver.cuDevicePrimaryCtxRetain(device), f"the context of device {index}")
+        try:
+            checked(self._driver.cuCtxSetCurrent(context), f"using the context of device {index}")
+        finally:
+            self._driver.cuDevicePrimaryCtxRelease(device)  # whoever made the tensors keeps it
 
     def _pointed(self, addresses: tuple[int, ...]) -> _Slot:
         """A slot for other addresses: a new one, or, if there are many, the one that was used last."""

@@ -35,7 +35,8 @@ def choices(variants: Sequence[Variant], shapes: Sequence[Shape], gpu: Gpu) -> t
 @lru_cache(maxsize=256)
 def _choices(variants: tuple[Variant, ...], shapes: tuple[Shape, ...], gpu: Gpu) -> tuple[Choice, ...]:
     sizes = np.array([shape for shape in shapes if shape[0] and shape[1]], dtype=np.float64)
-    found = {config: seconds(config, variants[0], sizes, gpu) for config in legal(variants)}
+    legal_here = (config for config in legal(variants) if gpu.has_room(config.cluster))
+    found = {config: seconds(config, variants[0], sizes, gpu) for config in legal_here}
     ranked = sorted(found, key=lambda one: found[one])
     return tuple(Choice(one, found[one]) for one in ranked[: 1 + RUNNERS_UP])
 

@@ -20,12 +20,11 @@ from torch import Tensor
 
 from ...core import plan as core_plan
 from ...core.dtypes import name_of
-from ...core.errors import DeviceError
 from ...core.fresh import bytes_on
 from ...core.problem import Problem, layout_of
 from . import arguments, dense, gemm, list_choice, list_kernel, list_setup, sm90
 from .jit import KernelSpec
-from .jit.loader import Loaded, is_loaded, load
+from .jit.loader import Loaded
 from .launch import Launcher, raw_stream
 from .list_kernel import Turned
 from .list_setup import Numbers, Setup, Values, factors, sizes_at
@@ -94,13 +93,7 @@ class Lists:
         self._somewhere = torch.empty(1, dtype=torch.uint8, device=self._device).data_ptr()
 
     def _load(self, spec: KernelSpec, shared_bytes: int) -> Loaded:
-        problem = self._problem
-        if torch.cuda.is_current_stream_capturing() and not is_loaded(spec, self._index, shared_bytes):
-            raise DeviceError(
-                f"{problem.op}: a kernel for {problem} is not compiled yet, and a CUDA graph is being captured; call "
-                f"{problem.op} once with such operands, or make the plan with omnigemm.plan, before the capture"
-            )
-        return load(spec, self._index, shared_bytes)
+        return dense.loaded_spec(self._problem, spec, self._index, shared_bytes)
 
     def _loaded(self, turned: Turned) -> tuple[Loaded, int]:
         variant = list_kernel.variant_of(self._problem, turned)

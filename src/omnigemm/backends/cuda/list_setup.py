@@ -10,8 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from . import sm90
-from .driver import bindings, checked
+from . import driver, sm90
 from .jit import KernelSpec
 from .launch import Launcher
 
@@ -59,8 +58,7 @@ def arguments(here: int, room: int) -> struct.Struct:
 
 
 def most_lines() -> int:
-    driver = bindings()
-    return LINES[-1] if checked(driver.cuDriverGetVersion(), "driver version") >= 12010 else SMALL_LINES
+    return LINES[-1] if driver.version() >= 12010 else SMALL_LINES
 
 
 def factors(numbers: Numbers) -> tuple[Sequence[float], int, int]:

@@ -15,9 +15,9 @@ from ...core.errors import DeviceError
 from ...core.fresh import bytes_on, empty_strided_cuda
 from ...core.problem import SIZE_LIMIT
 from ...core.watched import watched
-from . import gpu
+from . import gpu, jit
 from .jit import KernelSpec, nvrtc
-from .jit.loader import is_loaded, load
+from .jit.loader import check_capture, load
 from .launch import Launcher, raw_stream
 from .quant_source import OLDEST, Shape, Variant, rows, spec, tensor, tiles
 
@@ -34,8 +34,8 @@ _calls: dict[tuple[Any, ...], _Run] = {}
 
 def usable(x: Tensor) -> bool:
     """Whether kernels take this tensor. If not, torch's own operations compute the same: on another device, for a GPU
-    that is too old or has no compiler here, for sizes past the limit, and where somebody looks at what torch does (a
-    tracer, a mode, a transform, a subclass)."""
+    that is too old or has no compiler or no fitting driver here, for sizes past the limit, and where somebody looks at
+    what torch does (a tracer, a mode, a transform, a subclass)."""
     if torch.compiler.is_compiling() or not x.is_cuda or type(x) not in _PLAIN or x.numel() == 0 or watched():
         return False
     k = x.size(-1)
@@ -44,9 +44,9 @@ def usable(x: Tensor) -> bool:
 
 @cache
 def architecture(index: int) -> str | None:
-    """What kernels are compiled for on that GPU; None if they cannot be."""
+    """What kernels are compiled for on that GPU; None if they cannot be, or not be loaded."""
     major, minor = gpu.of(index).capability
-    if torch.version.cuda is None or (major, minor) < OLDEST:
+    if torch.version.cuda is None or (major, minor) < OLDEST or not jit.available() or jit.driver_fault():
         return None
     # Code for an older minor of the same major runs as well.
     fitting = [one for one in nvrtc.architectures() if one // 10 == major and one % 10 <= minor]
@@ -331,11 +331,8 @@ def _architecture(index: int) -> str:
 
 
 def _launcher(wanted: KernelSpec, shape: Shape, values: str, index: int) -> Launcher:
-    if torch.cuda.is_current_stream_capturing() and not is_loaded(wanted, index, 0):
-        raise DeviceError(
-            f"quantisers: the kernel {wanted.name} is not compiled yet, and a CUDA graph is being captured; call the "
-            f"quantiser once with such a tensor before the capture"
-        )
+    who = f"quantisers: the kernel {wanted.name}"
+    check_capture(wanted, index, 0, who, "call the quantiser once with such a tensor")
     overlap = gpu.of(index).capability >= (9, 0)
     return Launcher(
         load(wanted, index).kernel,

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from ...core.errors import OmniGemmError
+
 BLOCK_K = 128  # bytes of K in a stage: one swizzled row of shared memory, and one block of scales
 SHARED_BYTES = 227 * 1024  # what a block may have on sm_90
 SHARED_PER_SM = (
@@ -14,6 +16,9 @@ SHARED_PER_SM = (
 )  # what the blocks of a multiprocessor have together, 1 KB for each block's own needs included
 FETCHES = (128, 256)  # what L2 can be told to take from memory at a time, of those that are of use here
 CLUSTER_LIMIT = 8  # that every sm_90 can launch
+# A band's tiles are counted in 32 bits: the largest M has 2^25 rows of tiles. More waiting results were never of use,
+# and no tile has more parts.
+_MOST = {"band": 32, "out_buffers": 8, "out_parts": 32}
 ARCH = "sm_90a"
 OPTIONS = ("--std=c++17",)
 SLAB = 64  # rows of a turned operand that one copy moves: one swizzled row of shared memory
@@ -24,6 +29,10 @@ _REGISTERS = {(1, 1): 224, (1, 2): 136, (1, 3): 80, (1, 4): 64, (2, 1): 196}
 TYPES = {"bf16": 0, "fp16": 1, "fp32": 2}  # as epilogue.cuh numbers them
 OUT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 _WHOLE = 16  # bytes that the copy engine writes at least, also at a row's end
+
+
+class ConfigError(OmniGemmError, ValueError):
+    """A config cannot compute what it was asked for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,6 +159,9 @@ class Config:
         for name in ("split", "band", "out_buffers", "out_parts"):
             if getattr(self, name) < 1:
                 return f"{name} is {getattr(self, name)}, expected at least 1"
+        for name, most in _MOST.items():
+            if getattr(self, name) > most:
+                return f"{name} is {getattr(self, name)}, expected at most {most}"
         if self.pingpong and (self.math_groups != 2 or not self.persistent):
             return "pingpong is True, expected False if there is one math group, operands are swapped or K is split"
         if self.fetch not in FETCHES:
@@ -351,7 +363,7 @@ def source(config: Config, variant: Variant) -> str:
     """The whole of a kernel's source, apart from our headers."""
     fault = variant.fault(config)
     if fault is not None:
-        raise ValueError(f"sm90 config: {fault}")
+        raise ConfigError(f"sm90: config is {config}, expected one that can compute {variant}: {fault}")
     whole = variant.a_scale in ("tensor", "token")  # scales that hold for all of K
     left_turned, right_turned = variant.turned(config.swap)
     constants = {

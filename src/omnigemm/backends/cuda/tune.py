@@ -205,7 +205,7 @@ class Bench:
         self.weights = [self._filled(*sides) for _ in range(count)]
         blocks = -(-k // 128)
         sizes = ((m, blocks), (-(-n // 128), blocks)) if problem.a_scale == "1x128" else ((m,), (n,))
-        scales = [torch.rand(size, device=_DEVICE, generator=self._random) + 0.5 for size in sizes]
+        scales = [torch.rand(size, dtype=torch.float32, device=_DEVICE, generator=self._random) + 0.5 for size in sizes]
         self._scales = [] if self._is_gemm else scales
         self._out = torch.empty(m, n, device=_DEVICE, dtype=torch.bfloat16)
 
@@ -219,7 +219,7 @@ class Bench:
         if dtype == torch.int8:
             x = torch.randint(-128, 128, (rows, columns), dtype=dtype, device=_DEVICE, generator=self._random)
         else:
-            x = torch.randn(rows, columns, device=_DEVICE, generator=self._random).to(dtype)
+            x = torch.randn(rows, columns, dtype=torch.float32, device=_DEVICE, generator=self._random).to(dtype)
         return x if dense.pitch(x) is not None else dense.aligned_copy(x)
 
     def _right(self, weight: Tensor) -> Tensor:
@@ -342,7 +342,10 @@ def tune(
     for problem in wanted:
         result = _one(problem, count, within)
         if result.times is not None:
-            measured.add(which.table, result.times.rows(), ABOUT)
+            try:
+                measured.add(which.table, result.times.rows(), ABOUT)
+            except measured.NotKept as error:
+                result = Result(problem, None, str(error))
         results.append(result)
         if done is not None:
             done(result)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .cache import Result, get_or_compile, warm
 from .compiler import Compiled, compile_cubin
-from .nvrtc import available
+from .loader import available, driver_fault
 from .spec import KernelSpec
 
-__all__ = ["Compiled", "KernelSpec", "Result", "available", "compile_cubin", "get_or_compile", "warm"]
+__all__ = ["Compiled", "KernelSpec", "Result", "available", "compile_cubin", "driver_fault", "get_or_compile", "warm"]

@@ -130,6 +130,7 @@ def warm(
     """Have every kernel ready, compiling `jobs` at a time (default: one per processor we may use).
 
     Results come in the order of the specs; `progress` gets each one, in the calling thread, as it is done.
+    Ctrl-C, or an error in `progress`, waits for those that are being compiled, and not for the others.
     Threads do, because NVRTC runs without the GIL and side by side.
     """
     wanted = list(specs)
@@ -137,11 +138,16 @@ def warm(
         raise ValueError(f"warm: jobs is {jobs}, expected None or a whole number >= 1")
     results: dict[int, Result] = {}
     with ThreadPoolExecutor(jobs or len(os.sched_getaffinity(0)), thread_name_prefix="omnigemm-jit") as pool:
-        running = {pool.submit(_one, spec): i for i, spec in enumerate(wanted)}
-        for done in as_completed(running):
-            results[running[done]] = done.result()
-            if progress is not None:
-                progress(done.result())
+        try:
+            running = {pool.submit(_one, spec): i for i, spec in enumerate(wanted)}
+            for done in as_completed(running):
+                results[running[done]] = done.result()
+                if progress is not None:
+                    progress(done.result())
+        except BaseException:
+            # What has not begun would be compiled before the pool lets go.
+            pool.shutdown(cancel_futures=True)
+            raise
     return [results[i] for i in range(len(wanted))]
 
 

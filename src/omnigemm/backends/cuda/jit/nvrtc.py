@@ -11,7 +11,7 @@ from typing import Any
 from ....core.dispatch import Support
 from ....core.errors import CompileError
 
-MISSING = "cuda-core is not installed: pip install 'omnigemm[cuda]'"
+MISSING = "cuda.bindings, which calls NVRTC, is not installed: pip install 'omnigemm[cuda]'"
 
 
 @cache

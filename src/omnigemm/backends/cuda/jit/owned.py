@@ -90,8 +90,15 @@ def parse_json(name: str, data: bytes) -> dict[str, Any]:
 
 
 def make_folder(folder: Path) -> Path:
-    """The folder, made for us alone if it is not there. Refused if it is there and is not."""
-    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """The folder, made for us alone if it is not there, as are those that lead to it. Refused if it is there and is
+    not."""
+    missing: list[Path] = []
+    for one in folder.parents:
+        if one.exists():
+            break
+        missing.append(one)
+    for one in reversed(missing):  # one by one: mkdir makes parents with the usual mode
+        one.mkdir(0o700, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder, 0o700)
     with open_folder(folder):
