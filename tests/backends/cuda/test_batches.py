@@ -377,8 +377,8 @@ def test_maps_with_a_third_dimension(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(launch, "bindings", Driver)
     flat = Matrix(64, 100, 2, 256, (64, 32))
-    assert flat.encode(4096) == "a map"
-    assert dataclasses.replace(flat, count=7, step_bytes=48).encode(4096) == "a map"
+    assert flat.encode(4096) == (0, "a map")
+    assert dataclasses.replace(flat, count=7, step_bytes=48).encode(4096) == (0, "a map")
     assert [one[1:7] for one in asked] == [
         (2, 4096, [64, 100], [256], [64, 32], [1, 1]),
         (3, 4096, [64, 100, 7], [256, 48], [64, 32, 1], [1, 1, 1]),

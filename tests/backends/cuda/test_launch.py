@@ -56,9 +56,9 @@ class Driver(SimpleNamespace):
         self.configs += 1
         return SimpleNamespace()
 
-    def encode(self, matrix: Matrix, address: int) -> Map:
+    def encode(self, matrix: Matrix, address: int) -> tuple[Answer, Map]:
         self.encoded += 1
-        return Map(address)
+        return Answer(0), Map(address)
 
     def cuTensorMapReplaceAddress(self, one: Map, address: int) -> tuple[Answer]:
         self.moved += 1
@@ -151,7 +151,7 @@ def test_a_refused_launch_is_an_error_and_the_next_one_goes_on(driver: Driver) -
 
 
 class Cold(Driver):
-    """With a context for each thread, which is 0 at first: launches need one."""
+    """With a context for each thread, which is 0 at first: maps and launches need one."""
 
     def __init__(self, broken: bool = False) -> None:
         super().__init__()
@@ -172,20 +172,38 @@ class Cold(Driver):
         self.context.value, self.taken = context, self.taken + 1
         return (Answer(0),)
 
+    def _cold(self) -> bool:
+        return getattr(self.context, "value", 0) != 142
+
+    def encode(self, matrix: Matrix, address: int) -> tuple[Answer, Map]:
+        if self._cold():
+            return Answer(201), Map(0)
+        return super().encode(matrix, address)
+
+    def cuTensorMapReplaceAddress(self, one: Map, address: int) -> tuple[Answer]:
+        return (Answer(201),) if self._cold() else super().cuTensorMapReplaceAddress(one, address)
+
     def cuLaunchKernelEx(self, *arguments: Any) -> tuple[Answer]:
-        if self.broken or getattr(self.context, "value", 0) != 142:
-            return (Answer(201),)
-        return super().cuLaunchKernelEx(*arguments)
+        return (Answer(201),) if self.broken or self._cold() else super().cuLaunchKernelEx(*arguments)
 
 
+@pytest.mark.parametrize("first", ["map", "replace", "launch"])
 @pytest.mark.parametrize("broken", [False, True])
-def test_a_thread_that_did_nothing_with_cuda_before(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
-    """It takes the context of the device, once; what is refused for another reason still is."""
-    driver = Cold(broken)
+def test_a_thread_that_did_nothing_with_cuda_before(monkeypatch: pytest.MonkeyPatch, first: str, broken: bool) -> None:
+    """It takes the context of the device, once, whatever it asks for first; what is refused for another reason still
+    is."""
+    driver = Cold()
     monkeypatch.setattr(launch, "bindings", lambda: driver)
     monkeypatch.setattr(Matrix, "encode", lambda matrix, address: driver.encode(matrix, address))
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 2, raising=False)
     one, wrong = launcher(), []
+    if first != "map":  # made by a thread that is warm
+        driver.context.value = 142
+        one(0, (16 if first == "launch" else 64, 32, 0), -1, -1)
+        driver.launches.clear()
+    if first == "replace":
+        monkeypatch.setattr(Launcher, "SLOTS", 1)
+    driver.broken = broken
 
     def work() -> None:
         for turn in range(3):
@@ -199,10 +217,11 @@ def test_a_thread_that_did_nothing_with_cuda_before(monkeypatch: pytest.MonkeyPa
         thread.start()
         thread.join()
     assert wrong == ["launching a kernel: CUDA_ERROR_FOR_THE_TEST (201)"] * (6 * broken)
-    launched = [] if broken else [(0, 0), (1, 0), (2, 0)] * 2
-    assert [values for _, _, values in driver.launches] == launched
-    assert (driver.held, driver.taken) == (0, 6 if broken else 2)
-    assert driver.encoded == 2
+    launched = [] if broken else [(0, (16, 32), (turn, 0)) for turn in range(3)] * 2
+    assert driver.launches == launched
+    assert driver.held == 0
+    assert driver.taken == (6 + (first != "launch") if broken else 2)
+    assert (driver.encoded, driver.moved) == (2, first == "replace")
 
 
 @pytest.mark.parametrize(("size", "kind"), [(1, "UINT8"), (2, "UINT16"), (4, "FLOAT32")])

@@ -7,6 +7,7 @@ import ctypes
 import dataclasses
 import struct
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,13 +44,14 @@ class Matrix:
     step_bytes: int = 0
     fetch: int = 256
 
-    def encode(self, address: int) -> Any:
+    def encode(self, address: int) -> tuple[Any, ...]:
+        """The driver's answer, with the tensor map in it."""
         driver = bindings()
         many = self.count > 0
         sizes = (self.columns, self.rows, *((self.count,) if many else ()))
         steps = (self.pitch_bytes, *((self.step_bytes,) if many else ()))
         box = (*self.box, *((1,) if many else ()))
-        answer = driver.cuTensorMapEncodeTiled(
+        answer: tuple[Any, ...] = driver.cuTensorMapEncodeTiled(
             getattr(driver.CUtensorMapDataType, _ELEMENTS[self.element_bytes]),
             len(sizes),
             address,
@@ -62,7 +64,7 @@ class Matrix:
             getattr(driver.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_L2_{self.fetch}B"),
             driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
-        return checked(answer, f"encoding a tensor map of {self}")
+        return answer
 
 
 class _Slot:
@@ -147,14 +149,19 @@ class Launcher:
         return None
 
     def _refused(self, answer: tuple[Any, ...], config: Any, slot: _Slot, addresses: tuple[int, ...]) -> None:
-        """Try again where the calling thread has no context yet, because it did nothing with CUDA before."""
         try:
-            if int(answer[0]) == _NO_CONTEXT:
-                self._take_context(torch._C._cuda_getDevice())
-                answer = self._driver.cuLaunchKernelEx(config, self._function, slot.at, 0)
-            checked(answer, "launching a kernel")
+            again = partial(self._driver.cuLaunchKernelEx, config, self._function, slot.at, 0)
+            self._settled(answer, again, "launching a kernel")
         finally:
             self._free[addresses] = slot
+
+    def _settled(self, answer: tuple[Any, ...], again: Callable[[], tuple[Any, ...]], what: str) -> Any:
+        """What a call returned, tried again where the calling thread has no context yet, because it did nothing with
+        CUDA before: tensor maps need one as well as launches do."""
+        if int(answer[0]) == _NO_CONTEXT:
+            self._take_context(torch._C._cuda_getDevice())
+            answer = again()
+        return checked(answer, what)
 
     def _take_context(self, index: int) -> None:
         """Have the calling thread use the context that torch uses, the primary one of the device."""
@@ -183,7 +190,9 @@ class Launcher:
         if matrix is None:
             return
         if slot.maps[i] is None:
-            slot.maps[i] = matrix.encode(address)
+            encode = partial(matrix.encode, address)
+            slot.maps[i] = self._settled(encode(), encode, f"encoding a tensor map of {matrix}")
             slot.parameters[i] = int(slot.maps[i].getPtr())
         else:
-            checked(self._driver.cuTensorMapReplaceAddress(slot.maps[i], address), "pointing a tensor map elsewhere")
+            replace = partial(self._driver.cuTensorMapReplaceAddress, slot.maps[i], address)
+            self._settled(replace(), replace, "pointing a tensor map elsewhere")
