@@ -215,15 +215,20 @@ def test_few_rows_swap_and_many_do_not() -> None:
     assert not choices(variant(4096, 7168), 4096, STRANGER)[0].config.swap
 
 
-def test_what_l2_takes_at_a_time_goes_with_what_is_on_its_way() -> None:
-    seen = set()
-    for m, (n, k) in itertools.product((1, 16, 64, 4096), ((4096, 7168), (576, 7168), (32768, 512))):
+def test_l2_takes_what_is_asked_for() -> None:
+    """More was measured to be no better, and up to 18 % slower where rows begin within lines of memory."""
+    for m, (n, k) in itertools.product((1, 16, 64, 200, 4096), ((4096, 7168), (576, 7168), (32768, 528))):
+        assert {one.config.fetch for one in choice.modelled(variant(n, k), m, STRANGER)} == {128}
+
+
+def test_narrow_tiles_of_many_rows_do_not_share_weights() -> None:
+    """Blocks that share wait for one another: 1.1 to 1.5 times as long with 32 and 48 columns."""
+    shared = set()
+    for m, (n, k) in itertools.product((200, 640, 1400), ((1280, 4352), (512, 3584))):
         for one in choice.modelled(variant(n, k), m, STRANGER):
-            config = one.config
-            many = config.swap and (config.split == 1 or config.stages >= 8)
-            assert config.fetch == (128 if many else 256)
-            seen.add((config.swap, config.split > 1, config.fetch))
-    assert seen == {(False, False, 256), (False, True, 256), (True, False, 128), (True, True, 128), (True, True, 256)}
+            if one.config.persistent and one.config.right_share > 1:
+                shared.add(one.config.cols)
+    assert min(shared) == 112
 
 
 @pytest.mark.parametrize("blocks_per_sm", [1, 2, 3])

@@ -124,8 +124,8 @@ class Config:
             found.append(f"{self.blocks_per_sm} blocks on a multiprocessor")
         if self.pingpong:
             found.append("a tile for each math group")
-        if self.fetch == BLOCK_K:
-            found.append("memory read block by block")
+        if self.fetch > BLOCK_K:
+            found.append("memory read two blocks at a time")
         return found
 
     def fault(self) -> str | None:
