@@ -51,6 +51,7 @@ def main(
         Path | None, typer.Option(help="A table whose rows are kept where nothing is measured anew.")
     ] = None,
     random_shapes: Annotated[int, typer.Option("--random", help="So many shapes at random, to judge the model.")] = 0,
+    seed: Annotated[int, typer.Option(help="Which shapes --random draws.")] = 1,
 ) -> None:
     """Measure configs on this machine's GPU."""
     import torch
@@ -69,7 +70,7 @@ def main(
         if weight is None and rows is None:
             sets += [(one_kind, *one) for one in LARGE]
     if random_shapes:
-        sets = list(shapes_at_random(wanted, random_shapes))
+        sets = list(shapes_at_random(wanted, random_shapes, seed))
     device = gpu.of(0)
     found: list[dict[str, Any]] = []
     times: list[dict[str, Any]] = []
@@ -98,9 +99,9 @@ def main(
     print(f"{len(times)} times; the model's choice took {mean:.3f}x the best's in the mean, {max(off):.2f}x at worst")
 
 
-def shapes_at_random(kinds: Sequence[str], count: int) -> Iterator[tuple[str, int, int, int]]:
+def shapes_at_random(kinds: Sequence[str], count: int, seed: int) -> Iterator[tuple[str, int, int, int]]:
     """The same in every run: few rows and many, sizes that are no round numbers."""
-    dice = random.Random(1)
+    dice = random.Random(seed)
     for i in range(count):
         m = round(2 ** dice.uniform(0, 13))
         n, k = (16 * round(2 ** dice.uniform(5, 10.5)) for _ in range(2))

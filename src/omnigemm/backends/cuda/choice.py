@@ -132,8 +132,8 @@ def _legal(variant: Variant, m: int, gpu: Gpu, batch: int) -> Iterator[Config]:
     for config in (*_swapped(variant, m), *_by_rows(variant, m), *_split_rows(variant, m, gpu, batch)):
         if not gpu.has_room(config.cluster):
             continue
-        # L2 takes what is asked for. More was 3 to 5 % slower where rows of K begin within lines of memory, up to 18 %,
-        # and elsewhere no better in the mean.
+        # L2 takes what is asked for. More was 1 to 8 % slower in the mean where rows of K begin within lines of memory,
+        # and elsewhere from 1 % faster to 4 % slower.
         asked = dataclasses.replace(config, fetch=min(FETCHES))
         for one in _staged(asked, variant, m):
             # Two stages hide nothing: one block with more was always better than two with two.
