@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from omnigemm.backends.cuda import dense, gemm, sm90
+from omnigemm.backends.cuda.by_layout import ByLayout
 from omnigemm.backends.cuda.launch import Matrix
 from omnigemm.backends.cuda.sm90 import Config
 from omnigemm.core.problem import describe
@@ -241,3 +242,23 @@ def test_operands_are_fetched_as_the_config_says(config: Config, fetch: int) -> 
     problem = describe("gemm", m=4, n=256, k=256, dtype="bf16", b_layout="col")
     gemm.Gemm(problem, config, 0, 132).bind(out, a, b.t(), None, 1.0, 0.0)
     assert [one.fetch for one in Launcher.made[-1][:2]] == [fetch, fetch]
+
+
+def test_layouts_that_a_plan_remembers_are_bounded(device: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ByLayout, "LIMIT", 3)
+    launch = one_product(PLAIN)
+    _, *others = fp8_operands()
+    for step in range(256, 256 + 8 * 8, 8):  # slices of ever wider results
+        out = aligned(4, step, dtype=torch.bfloat16)[:, :256]
+        launch(out, *others, None)
+        _, values = only_launch()
+        assert step in values
+        assert 1 <= len(launch._launchers) <= 3
+
+
+def test_a_layout_is_prepared_once_also_where_nothing_comes_of_it() -> None:
+    made: list[int] = []
+    kept: ByLayout[int | None] = ByLayout()
+    for _ in range(3):
+        assert kept.get((1, 2), lambda: made.append(1)) is None
+    assert (len(made), len(kept)) == (1, 1)

@@ -24,6 +24,7 @@ from omnigemm.backends.cuda import (
     list_setup,
     lists,
 )
+from omnigemm.backends.cuda.by_layout import ByLayout
 from omnigemm.backends.cuda.gpu import KNOWN
 from omnigemm.backends.cuda.jit import KernelSpec, Result
 from omnigemm.backends.cuda.sm90 import Config
@@ -437,7 +438,7 @@ def test_calls_of_users_cold_warm_and_moved(machine: Machine, monkeypatch: pytes
 
 
 def test_strides_that_a_plan_remembers_are_bounded(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(list_launch, "_BOUND_LIMIT", 3)
+    monkeypatch.setattr(ByLayout, "LIMIT", 3)
     b, runner = [matrix(16, 8, "col")], None
     for pitch in range(16, 96, 8):
         runner = run(machine, [torch.randn(4, pitch).bfloat16()[:, :16]], b, runner=runner)

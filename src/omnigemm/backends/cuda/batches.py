@@ -14,6 +14,7 @@ from ...core.dispatch import Support
 from ...core.dtypes import name_of
 from ...core.problem import Problem
 from . import arguments, dense, sm90
+from .by_layout import ByLayout
 from .gemm import as_lines
 from .launch import Launcher, Matrix, raw_stream
 
@@ -76,7 +77,7 @@ class Batch:
         self._grid = config.grid(problem.m, problem.n, multiprocessors, problem.batch)
         self._shared_bytes = self._variant.shared_bytes(config)
         self._loaded = dense.loaded(problem, config, self._variant, index, self._shared_bytes)
-        self._prepared: dict[Any, Prepared | None] = {}
+        self._prepared: ByLayout[Prepared | None] = ByLayout()
 
     def __call__(self, out: Tensor, *operands: Any) -> None:
         self.bind(out, *operands)(out, *operands)
@@ -102,9 +103,7 @@ class Batch:
     def _prepare(self, out: Tensor, a: Tensor, b: Tensor) -> Prepared | None:
         """For A [M, K] and B [N, K], or batches of them; None if some must be copied first."""
         key = out.stride(), a.shape, a.stride(), b.shape, b.stride()
-        if key not in self._prepared:
-            self._prepared[key] = self._launch_for(out, a, b)
-        return self._prepared[key]
+        return self._prepared.get(key, lambda: self._launch_for(out, a, b))
 
     def _launch_for(self, out: Tensor, a: Tensor, b: Tensor) -> Prepared | None:
         config, variant = self._config, self._variant

@@ -18,6 +18,7 @@ from ...core.problem import Problem
 from ...core.settings import current
 from ..blas import estimate
 from . import arguments, choice, sm90
+from .by_layout import ByLayout
 from .empty import Empty
 from .gpu import Gpu
 from .jit import KernelSpec
@@ -126,7 +127,7 @@ class Launch:
         self._index, self._multiprocessors = index, multiprocessors
         self._shared_bytes = self._variant.shared_bytes(config)
         self._loaded = loaded(problem, config, self._variant, index, self._shared_bytes)
-        self._launchers: dict[Any, Launcher | None] = {}
+        self._launchers: ByLayout[Launcher | None] = ByLayout()
 
     def __call__(self, out: Tensor, *operands: Any) -> None:
         self.bind(out, *operands)(out, *operands)
@@ -162,9 +163,7 @@ class Launch:
         """The same for addresses that are multiples of 16 bytes, on the current device; None if some are copied. There
         are b_sums if there is an a_zero."""
         strides = out.stride(), a.stride(), b.stride(), a_scale.stride(), b_scale.stride()
-        if strides not in self._launchers:
-            self._launchers[strides] = self._prepare(out, a, b, a_scale, b_scale)
-        launcher = self._launchers[strides]
+        launcher = self._launchers.get(strides, lambda: self._prepare(out, a, b, a_scale, b_scale))
         if launcher is None or not all(one is None or one.is_contiguous() for one in (bias, a_zero)):
             return None
         index, swap, current_device = self._index, self._config.swap, torch._C._cuda_getDevice

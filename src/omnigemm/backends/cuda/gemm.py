@@ -11,6 +11,7 @@ from ...core import plan as core_plan
 from ...core.dtypes import name_of
 from ...core.problem import Problem
 from . import arguments, dense, sm90
+from .by_layout import ByLayout
 from .launch import Launcher, Matrix, raw_stream
 
 _NO_SCALES = (0, 0, 0)  # nor a bias
@@ -26,7 +27,7 @@ class Gemm:
         self._index, self._multiprocessors = index, multiprocessors
         self._shared_bytes = self._variant.shared_bytes(config)
         self._loaded = dense.loaded(problem, config, self._variant, index, self._shared_bytes)
-        self._launchers: dict[Any, Launcher | None] = {}
+        self._launchers: ByLayout[Launcher | None] = ByLayout()
 
     def __call__(self, out: Tensor, *operands: Any) -> None:
         self.bind(out, *operands)(out, *operands)
@@ -57,9 +58,7 @@ class Gemm:
         if out.dim() == 3:
             return None
         strides = out.stride(), a.stride(), b.stride()
-        if strides not in self._launchers:
-            self._launchers[strides] = self._prepare(out, a, b)
-        launcher = self._launchers[strides]
+        launcher = self._launchers.get(strides, lambda: self._prepare(out, a, b))
         if launcher is None:
             return None
         index, swap, adds, current_device = self._index, self._config.swap, self._variant.c, torch._C._cuda_getDevice

@@ -14,6 +14,7 @@ from ...core.plan import Plan
 from ...core.problem import Problem
 from ..blas import estimate
 from . import arguments, choice, dense, group_choice, sm90
+from .by_layout import ByLayout
 from .empty import Empty
 from .gpu import Gpu
 from .jit import KernelSpec
@@ -110,7 +111,7 @@ class Launch:
         self._index, self._multiprocessors = index, multiprocessors
         self._shared_bytes = self._variant.shared_bytes(config) + group_choice.table_bytes(config, problem.groups)
         self._loaded = dense.loaded(problem, config, self._variant, index, self._shared_bytes)
-        self._prepared: dict[Any, tuple[Launcher, tuple[int, ...]] | None] = {}
+        self._prepared: ByLayout[tuple[Launcher, tuple[int, ...]] | None] = ByLayout()
 
     def __call__(self, out: Tensor, *operands: Any) -> None:
         self.bind(out, *operands)(out, *operands)
@@ -128,9 +129,7 @@ class Launch:
         """The launch for tensors with these strides, which it does not look at again. `groups`: ends or counts."""
         scales = tuple(None if one is None else one.stride() for one in (a_scale, b_scale))
         strides = out.stride(), a.stride(), b.stride(), groups.stride(), scales
-        if strides not in self._prepared:
-            self._prepared[strides] = self._prepare(out, a, b, groups, a_scale, b_scale)
-        prepared = self._prepared[strides]
+        prepared = self._prepared.get(strides, lambda: self._prepare(out, a, b, groups, a_scale, b_scale))
         if prepared is None:
             return self._with_copies
         launcher, steps = prepared

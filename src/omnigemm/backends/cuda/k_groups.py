@@ -20,6 +20,7 @@ from ...core.plan import Plan
 from ...core.problem import Problem
 from ..blas import estimate
 from . import arguments, choice, dense, gemm, group_choice, list_choice, list_kernel, sm90
+from .by_layout import ByLayout
 from .empty import Empty
 from .gpu import Gpu
 from .jit import KernelSpec
@@ -113,7 +114,7 @@ class KGroups:
             )
             self._parts.append(Part(first, count, self._memory_bytes, setup_launcher, main_launcher))
             self._memory_bytes += list_kernel.memory_bytes(count)
-        self._bound: dict[Any, core_plan.Launch] = {}
+        self._bound: ByLayout[core_plan.Launch] = ByLayout()
         # Tensor maps that are only copied must point somewhere.
         self._somewhere = torch.empty(1, dtype=torch.uint8, device=self._device).data_ptr()
 
@@ -127,9 +128,7 @@ class KGroups:
     def bind(self, out: Tensor, *operands: Any) -> core_plan.Launch:
         """The launch for tensors with these strides, which it does not look at again."""
         key = tuple(None if one is None else one.stride() for one in (out, *operands))
-        if key not in self._bound:
-            self._bound[key] = self._prepare(out, *operands)
-        return self._bound[key]
+        return self._bound.get(key, lambda: self._prepare(out, *operands))
 
     def _prepare(
         self, out: Tensor, a: Tensor, b: Tensor, ends: Tensor, c: Tensor | None, *scales: Tensor | None

@@ -23,13 +23,13 @@ from ...core.dtypes import name_of
 from ...core.fresh import bytes_on
 from ...core.problem import Problem, layout_of
 from . import arguments, dense, gemm, list_choice, list_kernel, list_setup, sm90
+from .by_layout import ByLayout
 from .jit import KernelSpec
 from .jit.loader import Loaded
 from .launch import Launcher, raw_stream
 from .list_kernel import Turned
 from .list_setup import Numbers, Setup, Values, factors, sizes_at
 
-_BOUND_LIMIT = 64  # ways in which tensors lie that a plan remembers
 _address = Tensor.data_ptr
 
 Tensors = Sequence[Tensor]
@@ -88,7 +88,7 @@ class Lists:
         for lines in list_setup.LINES:
             if lines <= list_setup.launches(min(problem.groups, self._most), self._most)[-1][1]:
                 self._load(list_setup.spec(lines), 0)
-        self._bound: dict[Any, core_plan.Launch] = {}
+        self._bound: ByLayout[core_plan.Launch] = ByLayout()
         # Tensor maps that are only copied must point somewhere.
         self._somewhere = torch.empty(1, dtype=torch.uint8, device=self._device).data_ptr()
 
@@ -119,14 +119,7 @@ class Lists:
         used_c = [c[i] if read[i] and c is not None else None for i in range(len(out))]
         strides = tuple((x.stride(), y.stride(), z.stride()) for x, y, z in zip(out, a, b, strict=True))
         of_c = tuple(None if one is None else (one.shape, one.stride(), one.dtype) for one in used_c)
-        key = strides, of_c
-        found = self._bound.get(key)
-        if found is None:
-            found = self._prepare(out, a, b, used_c)
-            if len(self._bound) >= _BOUND_LIMIT:
-                self._bound.clear()
-            self._bound[key] = found
-        return found
+        return self._bound.get((strides, of_c), lambda: self._prepare(out, a, b, used_c))
 
     def _turned(self, a: Tensor, b: Tensor) -> Turned:
         """How a product's operands are read. What lies in one way throughout the list is compiled for that only."""
