@@ -241,6 +241,8 @@ def test_int8_scales_of_each_product_or_of_all(m: int, zeros: str | None) -> Non
                     rows, columns = (x[i] if x.dim() == 2 else x for x in (a_scale, b_scale))
                     of_zero = zero if zero is None or zero.dim() < 2 else zero[i]
                     test_int8.close(result[i], test_int8.exact(one, other, rows, columns, bias, of_zero))
+                words = {"a_zero": zero, "bias": bias, "b_sums": right.sum(-1, dtype=torch.int32), "backend": "cuda"}
+                assert torch.equal(omnigemm.int8_gemm(left, right, a_scale, b_scale, **words), result)
 
 
 @pytest.mark.parametrize("m", [12, 300])

@@ -181,6 +181,9 @@ def test_zero_points(m: int, out_dtype: torch.dtype) -> None:
                 words: dict[str, Any] = {"a_zero": zero, "bias": offset, "out_dtype": out_dtype, "backend": "cuda"}
                 result = omnigemm.int8_gemm(a, b, a_scale, b_scale, **words)
                 close(result, exact(a, b, a_scale, b_scale, offset, zero))
+                for _ in range(2):  # the second is like one before
+                    given = omnigemm.int8_gemm(a, b, a_scale, b_scale, b_sums=b.sum(1, dtype=torch.int32), **words)
+                    assert torch.equal(given, result)
 
 
 def test_zero_points_of_rows_that_begin_anywhere() -> None:

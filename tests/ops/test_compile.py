@@ -50,6 +50,7 @@ def samples() -> dict[str, Sample]:
         "int8_gemm with all": Sample(
             omnigemm.int8_gemm, (q, r, 0.5, scales(6)), {"a_zero": 3, "bias": floats(6), "out_dtype": torch.float16}
         ),
+        "int8_gemm with sums": Sample(omnigemm.int8_gemm, (q, r, 0.5, 2.0), {"a_zero": 3, "b_sums": indices([1] * 6)}),
         "int8_gemm in a batch": Sample(omnigemm.int8_gemm, (int8s(2, 5, 20), r, scales(2, 5), scales(6)), {}),
         "fp8_gemm": Sample(omnigemm.fp8_gemm, (f, g, 0.5, scales(6)), {"bias": floats(6)}),
         "fp8_gemm in blocks": Sample(omnigemm.fp8_gemm, (f, g, scales(5, 2), scales(1, 2)), {}),
@@ -238,7 +239,7 @@ def raw(name: str) -> tuple[str, tuple[Any, ...], Any]:
     if first == "int8_gemm":
         zero = keywords.get("a_zero")
         zero = None if zero is None else torch.tensor(zero, dtype=torch.int32)
-        return first, (*values, zero, keywords.get("bias")), out_dtype
+        return first, (*values, zero, keywords.get("bias"), keywords.get("b_sums")), out_dtype
     if first == "fp8_gemm":
         return first, (*values, keywords.get("bias")), out_dtype
     if first == "grouped_gemm_k_contiguous" and len(values) == 3:

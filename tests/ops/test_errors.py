@@ -115,6 +115,11 @@ int8_gemm
     int8_gemm(a8, b8, 1.0, 1.0, a_zero=True, out=out) | DType | a_zero is a bool | a tensor or a whole number
     int8_gemm(a8, b8, 1.0, 1.0, a_zero=2**31, out=out) | DType | a_zero is 2147483648 | fits int32
     int8_gemm(a8, b8, 1.0, 1.0, a_zero=-(2**9999), out=out) | DType | a_zero has 10000 bits | fits int32
+    int8_gemm(a8, b8, 1.0, 1.0, a_zero=3, b_sums=indices([1] * 4), out=out) | Shape | b_sums has shape (4,) | = (5,)
+    int8_gemm(int8s(2, 4, 6), int8s(2, 5, 6), 1.0, 1.0, b_sums=indices([1] * 5)) | Shape | b_sums has shape (5,) | (2,
+    int8_gemm(a8, b8, 1.0, 1.0, b_sums=indices([1] * 5).long(), out=out) | DType | b_sums has dtype int64 | int32
+    int8_gemm(a8, b8, 1.0, 1.0, a_zero=3, b_sums=7, out=out) | DType | b_sums is a int | a tensor
+    int8_gemm(a8, b8, 1.0, 1.0, b_sums=meta(indices([1] * 5)), out=out) | Device | b_sums is on meta | cpu
     int8_gemm(a8, b8, 1e39, 1.0, out=out) | DType | a_scale is 1e+39 | fits fp32
     int8_gemm(a8, b8, 1.0, 10**400, out=out) | DType | b_scale has 1329 bits | fits fp32
     int8_gemm(a8, b8, scales(4).to_sparse(), 1.0, out=out) | Layout | a_scale is a sparse_coo tensor | a dense one

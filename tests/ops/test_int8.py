@@ -170,6 +170,10 @@ def test_zero_points(kernel: str) -> None:
     for zero in (7, -128, indices([9])[0], indices([9]), rows, rows[:, None], torch.tensor([[-3]], dtype=torch.int32)):
         result = omnigemm.int8_gemm(a, b, a_scale, b_scale, a_zero=zero, out_dtype=torch.float32)
         check(result, a, b, a_scale, b_scale, zero)
+        given = omnigemm.int8_gemm(
+            a, b, a_scale, b_scale, a_zero=zero, b_sums=b.sum(1, dtype=torch.int32), out_dtype=torch.float32
+        )
+        assert torch.equal(given, result)
     large = indices([2**31 - 1, -(2**31), 0, 1, -1, 65536])
     result = omnigemm.int8_gemm(a, b, a_scale, b_scale, a_zero=large, out_dtype=torch.float32)
     check(result, a, b, a_scale, b_scale, large)
@@ -293,6 +297,32 @@ def test_batches(kernel: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -
             left, right = (x if x.dim() == 2 else x[i % x.size(0)] for x in (a, b))
             mine = [x[i] if isinstance(x, Tensor) and x.dim() > 1 else x for x in (a_scale, b_scale, zero)]
             check(out[i], left, right, mine[0], mine[1], mine[2], bias)  # type: ignore[arg-type]
+
+
+def test_sums_of_rows_are_taken_as_given(kernel: str) -> None:
+    """They are multiplied with zero points and nothing else, whatever B holds."""
+    a, b, row, column = int8s(6, 37), int8s(5, 37), scales(6), scales(5)
+    zero, sums = torch.randint(-128, 128, (6,), dtype=torch.int32), indices([7, -(2**31), 2**31 - 1, 0, -9])
+    wrong = [omnigemm.int8_gemm(a, b, row, column, b_sums=sums, out_dtype=torch.float32, **words) for words in ({}, {})]
+    plain = omnigemm.int8_gemm(a, b, row, column, out_dtype=torch.float32)
+    assert all(torch.equal(one, plain) for one in wrong)  # without zero points they are of no use
+    result = omnigemm.int8_gemm(a, b, row, column, a_zero=zero, b_sums=sums, out_dtype=torch.float32)
+    exact = (a.double() @ b.double().t() - zero.double()[:, None] * sums) * row.double()[:, None] * column
+    assert roundings(result, exact) <= ONE_ROUNDING
+
+
+def test_sums_of_rows_of_a_batch(kernel: str) -> None:
+    zero = torch.randint(-128, 128, (3, 4), dtype=torch.int32)
+    for a, b in (
+        (int8s(3, 4, 20), int8s(3, 5, 20)),
+        (int8s(3, 4, 20), int8s(1, 5, 20)),
+        (int8s(3, 4, 20), int8s(5, 20)),
+    ):
+        words = {"a_zero": zero, "bias": floats(5), "out_dtype": torch.float32}
+        want = omnigemm.int8_gemm(a, b, 0.5, 0.25, **words)
+        for sums in (b.sum(-1, dtype=torch.int32), torch.stack([b.sum(-1, dtype=torch.int32)] * 2, -1)[..., 0]):
+            for _ in range(2):  # the second is like one before
+                assert torch.equal(omnigemm.int8_gemm(a, b, 0.5, 0.25, b_sums=sums, **words), want)
 
 
 def test_columns_of_a_batch() -> None:

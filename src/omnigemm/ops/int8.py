@@ -22,6 +22,7 @@ from .checks import (
     need_distinct,
     need_dtype,
     need_one_device,
+    need_shape,
     need_strided,
     need_tensor,
     result,
@@ -34,12 +35,13 @@ _OP = "int8_gemm"
 
 
 def _check(operands: Operands, out: Tensor | None, out_dtype: torch.dtype | None) -> OutSpec:
-    a, b, a_scale, b_scale, a_zero, bias = operands
-    need_strided(_OP, a=a, b=b, a_scale=a_scale, b_scale=b_scale, a_zero=a_zero, bias=bias)
+    a, b, a_scale, b_scale, a_zero, bias, b_sums = operands
+    inputs = {"b": b, "a_scale": a_scale, "b_scale": b_scale, "a_zero": a_zero, "bias": bias, "b_sums": b_sums}
+    need_strided(_OP, a=a, **inputs)
     need_dtype(_OP, "a", a, (torch.int8,))
     need_dtype(_OP, "b", b, (torch.int8,))
     shape = product_shape(_OP, a, b, "(N, K)")
-    device = need_one_device(_OP, "a", a, b=b, a_scale=a_scale, b_scale=b_scale, a_zero=a_zero, bias=bias)
+    device = need_one_device(_OP, "a", a, **inputs)
     _kinds(operands, shape)
     if a_zero is not None:
         need_dtype(_OP, "a_zero", a_zero, (torch.int32,))
@@ -47,12 +49,15 @@ def _check(operands: Operands, out: Tensor | None, out_dtype: torch.dtype | None
         if a_zero.numel() != 1 and tuple(a_zero.shape) not in rows:
             raise ShapeError(f"{_OP}: a_zero has shape {show(a_zero)}, expected one value or {shape[:-1]}")
     need_bias(_OP, bias, shape[-1])
+    if b_sums is not None:
+        need_dtype(_OP, "b_sums", b_sums, (torch.int32,))
+        need_shape(_OP, "b_sums", b_sums, [tuple(b.shape[:-1])], "a sum for each row of b")
     return result(_OP, shape, torch.bfloat16, out, out_dtype, device)
 
 
 def _kinds(operands: Operands, shape: tuple[int, ...]) -> tuple[str, str]:
     """Scales belong to the rows and columns of one product, or to each product of the batch."""
-    a, _, a_scale, b_scale, _, _ = operands
+    a, _, a_scale, b_scale, *_ = operands
     k, m, n = a.size(-1), shape[-2], shape[-1]
     rows: tuple[int, ...] = (m,)
     lead: tuple[int, ...] = ()
@@ -64,7 +69,7 @@ def _kinds(operands: Operands, shape: tuple[int, ...]) -> tuple[str, str]:
 
 
 def _describe(operands: Operands, spec: OutSpec) -> Problem:
-    a, b, _, _, a_zero, bias = operands
+    a, b, _, _, a_zero, bias, _ = operands
     a_kind, b_kind = _kinds(operands, spec.shape)
     return Problem(
         op=_OP,
@@ -98,30 +103,32 @@ def _flat(values: Tensor, rows: int) -> Tensor:
     return values.squeeze(1) if tuple(values.shape) == (rows, 1) else values
 
 
-def _collect(a: Any, b: Any, a_scale: Any, b_scale: Any, *, a_zero: Any = None, bias: Any = None) -> Operands:
+def _collect(
+    a: Any, b: Any, a_scale: Any, b_scale: Any, *, a_zero: Any = None, bias: Any = None, b_sums: Any = None
+) -> Operands:
     need_tensor(_OP, a=a, b=b)
     a_scale, b_scale = as_scale(_OP, "a_scale", a_scale, a), as_scale(_OP, "b_scale", b_scale, a)
-    if bias is not None:
-        need_tensor(_OP, bias=bias)
+    for name, given in (("bias", bias), ("b_sums", b_sums)):
+        if given is not None:
+            need_tensor(_OP, **{name: given})
     if a_zero is not None and not isinstance(a_zero, Tensor):
         a_zero = torch.full((), _zero(a_zero), dtype=torch.int32, device=a.device)
     if 3 in (a.dim(), b.dim()) and min(a.dim(), b.dim()) >= 2:
         a_scale, b_scale = _flat(a_scale, a.size(-2)), _flat(b_scale, b.size(-2))
         a_zero = None if a_zero is None else _flat(a_zero, a.size(-2))
-    return a, b, a_scale, b_scale, a_zero, bias
+    return a, b, a_scale, b_scale, a_zero, bias, b_sums
 
 
 def _distinct(operands: Operands, out: Tensor) -> None:
-    a, b, a_scale, b_scale, a_zero, bias = operands
-    inputs = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale, "a_zero": a_zero, "bias": bias}
-    need_distinct(_OP, out, inputs)
+    names = "a", "b", "a_scale", "b_scale", "a_zero", "bias", "b_sums"
+    need_distinct(_OP, out, dict(zip(names, operands, strict=True)))
 
 
 INT8_GEMM = Operation(_OP, _check, _describe, _collect, _distinct)
 _ops = register(
     INT8_GEMM,
     _OP,
-    "Tensor a, Tensor b, Tensor a_scale, Tensor b_scale, Tensor? a_zero, Tensor? bias",
+    "Tensor a, Tensor b, Tensor a_scale, Tensor b_scale, Tensor? a_zero, Tensor? bias, Tensor? b_sums",
     lambda *operands: operands,
 )
 
@@ -134,6 +141,7 @@ def int8_gemm(
     *,
     a_zero: Tensor | int | None = None,
     bias: Tensor | None = None,
+    b_sums: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
     backend: str | None = None,
@@ -142,11 +150,14 @@ def int8_gemm(
 
     A is int8 [M, K] or [B, M, K], B is int8 [N, K] or [B, N, K]; scales are fp32, one value or [M] / [N]; a_zero is
     int32, one value or [M]. The output is bf16 unless `out` or `out_dtype` says fp16 or fp32.
+
+    With zero points, the sums of B's rows are made in every call, unless they are given: `b_sums`, int32, is
+    b.sum(-1, dtype=torch.int32), made once for a weight.
     """
     if backend is not None:
         need_backend(_OP, backend)
-    done: Tensor = repeated(_OP, a, b, (out, out_dtype, backend, a, b, a_scale, b_scale, a_zero, bias))
+    done: Tensor = repeated(_OP, a, b, (out, out_dtype, backend, a, b, a_scale, b_scale, a_zero, bias, b_sums))
     if done is ANEW:
-        operands = _collect(a, b, a_scale, b_scale, a_zero=a_zero, bias=bias)
+        operands = _collect(a, b, a_scale, b_scale, a_zero=a_zero, bias=bias, b_sums=b_sums)
         done = call(_ops, operands, out, out_dtype, backend)
     return done

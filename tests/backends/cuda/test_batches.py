@@ -312,11 +312,13 @@ def test_scales_and_zero_points_of_each_product_or_of_all(
     a, b = a[0] if shared == "a" else a, b[:1] if shared == "b" else b
     zero = None if zero_shape is None else some(*zero_shape, dtype=torch.int32)
     operands = a, b, some(*a_shape), some(*b_shape), zero, some(N) if problem.bias else None
-    room, out = poisoned(torch.float32)
-    run(out, *operands)
-    assert torch.equal(out.double(), wanted(*operands).expand(B, M, N))
-    assert untouched(room, out)
-    assert len(Launcher.grids) == 1
+    for sums in (None, b.sum(-1, dtype=torch.int32)) if zero is not None else (None,):
+        Launcher.grids.clear()
+        room, out = poisoned(torch.float32)
+        run(out, *operands, sums)
+        assert torch.equal(out.double(), wanted(*operands).expand(B, M, N))
+        assert untouched(room, out)
+        assert len(Launcher.grids) == 1
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -328,7 +330,7 @@ def test_however_int8_batches_lie(way: str, zeros: bool) -> None:
     zero = some(B, M, dtype=torch.int32) if zeros else None
     scales = torch.ones(M), torch.ones(2 * N)[::2]
     room, out = poisoned(torch.bfloat16, "gaps")
-    batches.Int8Batch(problem, PLAIN, 0, 132)(out, lying(a, way), lying(b, way), *scales, zero, None)
+    batches.Int8Batch(problem, PLAIN, 0, 132)(out, lying(a, way), lying(b, way), *scales, zero, None, None)
     assert torch.equal(out.double(), wanted(a, b, *scales, zero, None).to(torch.bfloat16).double())
     assert untouched(room, out)
 
@@ -340,7 +342,7 @@ def test_batches_of_one_row() -> None:
     a, b = some(B, 1, K, dtype=torch.int8), some(B, N, K, dtype=torch.int8)
     scales, one = torch.arange(1.0, B + 1)[:, None], torch.ones(())
     room, out = poisoned(torch.float32, "gaps", (B, 1, N))
-    batches.Int8Batch(problem, SWAPPED, 0, 132)(out, a, b, scales, one, None, None)
+    batches.Int8Batch(problem, SWAPPED, 0, 132)(out, a, b, scales, one, None, None, None)
     assert torch.equal(out.double(), (a.double() @ b.double().mT) * scales[:, :, None].double())
     assert untouched(room, out)
 

@@ -190,7 +190,9 @@ def test_calls_of_dense_products(as_called: Hopper, m: int) -> None:
     zero, rows = torch.full((m,), 3, dtype=torch.int32), torch.full((m,), 0.5)
     words: dict[str, Any] = {"a_zero": zero, "bias": torch.ones(n), "out_dtype": torch.float32}
     exact = 0.5 * (product - 3 * b.double().sum(1)) + 1
-    twice(as_called, omnigemm.int8_gemm, exact, a.to(torch.int8), b.to(torch.int8), rows, torch.ones(n), **words)
+    eights = a.to(torch.int8), b.to(torch.int8), rows, torch.ones(n)
+    for sums in (None, b.sum(1).int()):
+        twice(as_called, omnigemm.int8_gemm, exact, *eights, b_sums=sums, **words)
     c = whole(m, n)
     words = {"alpha": 2.0, "beta": -1.0, "out_dtype": torch.float32}
     twice(as_called, omnigemm.gemm, 2 * product - c, a.half(), b.half().t(), c, **words)

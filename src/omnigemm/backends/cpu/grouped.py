@@ -78,7 +78,7 @@ def _one_group(
     if isinstance(b, Int4Parts):
         one(out, a, b, None)
     elif problem.a_dtype == "int8":
-        one(out, a, b, a_scale, b_scale, None, None)
+        one(out, a, b, a_scale, b_scale, None, None, None)
     elif a_scale is not None:
         one(out, a, b, a_scale, b_scale, None)
     else:

@@ -67,18 +67,19 @@ def multiply(
     b_scale: Tensor,
     a_zero: Tensor | None,
     bias: Tensor | None,
+    b_sums: Tensor | None,
     *,
     exact_int_mm: bool,
 ) -> None:
     """out [M, N] from a [M, K], b [N, K]; scales are one value or a vector."""
     m = a.size(0)
-    if a_zero is not None:
-        # A row of ones rides along, and its product is the row sums of B: nothing to prepare, nothing to go stale.
+    if a_zero is not None and b_sums is None:
+        # A row of ones rides along, and its product is the row sums of B: nothing to go stale.
         a = torch.cat([a, torch.ones(1, a.size(1), dtype=torch.int8, device=a.device)])
     acc = _integer_product(a, b) if exact_int_mm else _fp32_product(a, b)
     zero = sums = None
     if a_zero is not None:
-        zero, sums, acc = a_zero.reshape(-1, 1).long(), acc[m].long(), acc[:m]
+        zero, sums, acc = a_zero.reshape(-1, 1).long(), (acc[m] if b_sums is None else b_sums).long(), acc[:m]
     # fp64 holds every integer sum, and neither a bias that cancels nor scales of any size can show its rounding. Torch
     # goes to 16 bits by way of fp32, where a value so close to a tie becomes one: 2^-14 of a unit in the last place.
     column = b_scale.reshape(-1).double()
@@ -114,9 +115,10 @@ def _bind(exact_int_mm: bool) -> Launch:
         b_scale: Tensor,
         a_zero: Tensor | None,
         bias: Tensor | None,
+        b_sums: Tensor | None,
     ) -> None:
         if out.dim() == 2:
-            multiply(out, a, b, a_scale, b_scale, a_zero, bias, exact_int_mm=exact_int_mm)
+            multiply(out, a, b, a_scale, b_scale, a_zero, bias, b_sums, exact_int_mm=exact_int_mm)
             return
         batch = out.size(0)
         for i in range(batch):
@@ -128,6 +130,7 @@ def _bind(exact_int_mm: bool) -> Launch:
                 _item(b_scale, i, 2),
                 None if a_zero is None else _item(a_zero, i, 2),
                 bias,
+                None if b_sums is None else _item(b_sums, i, 2),
                 exact_int_mm=exact_int_mm,
             )
 

@@ -175,7 +175,7 @@ class Int8Batch(Batch):
         self._row_sums = dense.RowSums(problem, index) if problem.zero_points else None
 
     def bind(self, out: Tensor, *operands: Any) -> core_plan.Launch:
-        a, b, a_scale, b_scale, a_zero, bias = operands
+        a, b, a_scale, b_scale, a_zero, bias, _ = operands
         prepared = self._prepare(out, a, b)
         by_rows = [_each(one) for one in (a_scale, a_zero) if one is not None and one.numel() > 1]
         if prepared is None or not all(one is None or one.is_contiguous() for one in operands[2:]) or _mixed(by_rows):
@@ -201,14 +201,15 @@ class Int8Batch(Batch):
             b_scale: Tensor,
             a_zero: Tensor | None,
             bias: Tensor | None,
+            b_sums: Tensor | None,
         ) -> None:
             to, left, right = out.data_ptr(), a.data_ptr(), b.data_ptr()
             if (to | left | right) % dense.ALIGN:
-                return self._with_copies(out, a, b, a_scale, b_scale, a_zero, bias)
+                return self._with_copies(out, a, b, a_scale, b_scale, a_zero, bias, b_sums)
             if current_device() != index:
                 with torch.cuda.device(index):
-                    return run(out, a, b, a_scale, b_scale, a_zero, bias)
-            sums = self._sums_of(b)
+                    return run(out, a, b, a_scale, b_scale, a_zero, bias, b_sums)
+            sums = self._sums_of(b) if b_sums is None else b_sums
             added, zeros, totals = (0 if one is None else one.data_ptr() for one in (bias, a_zero, sums))
             values = (a_scale.data_ptr(), b_scale.data_ptr(), added, to, *fixed, zeros, totals, *steps)
             return launcher.launch(raw_stream(index), (right, left, to) if swap else (left, right, to), values)
@@ -223,12 +224,12 @@ class Int8Batch(Batch):
             return self._row_sums(_distinct(b).reshape(-1, b.size(-1)))
 
     def _readable(self, *operands: Any) -> Sequence[Any]:
-        a, b, a_scale, b_scale, a_zero, bias = operands
+        a, b, a_scale, b_scale, a_zero, bias, b_sums = operands
         by_rows = [one for one in (a_scale, a_zero) if one is not None and one.numel() > 1]
         if _mixed([_each(one) for one in by_rows]):
             shape = self._problem.batch, self._problem.m
             a_scale, a_zero = (one.reshape(-1, shape[1]).expand(shape) for one in (a_scale, a_zero))
-        others = (None if one is None else one.contiguous() for one in (a_scale, b_scale, a_zero, bias))
+        others = (None if one is None else one.contiguous() for one in (a_scale, b_scale, a_zero, bias, b_sums))
         return (_stacked(a, False), _stacked(b, False), *others)
 
 

@@ -164,7 +164,7 @@ class Launch:
         are b_sums if there is an a_zero."""
         strides = out.stride(), a.stride(), b.stride(), a_scale.stride(), b_scale.stride()
         launcher = self._launchers.get(strides, lambda: self._prepare(out, a, b, a_scale, b_scale))
-        if launcher is None or not all(one is None or one.is_contiguous() for one in (bias, a_zero)):
+        if launcher is None or not all(one is None or one.is_contiguous() for one in (bias, a_zero, b_sums)):
             return None
         index, swap, current_device = self._index, self._config.swap, torch._C._cuda_getDevice
         kind = 0 if bias is None else sm90.TYPES[name_of(bias.dtype)]
@@ -226,7 +226,7 @@ class Launch:
 
 
 class RowSums:
-    """The sums of an int8 matrix's rows, made anew in each call: there is nothing to go stale."""
+    """The sums of an int8 matrix's rows, made anew in each call that has none: nothing can go stale."""
 
     def __init__(self, problem: Problem, index: int) -> None:
         self._loaded = loaded_spec(problem, ROW_SUMS, index, 0)
@@ -263,26 +263,40 @@ class Int8:
         self.bind(out, *operands)(out, *operands)
 
     def bind(self, out: Tensor, *operands: Any) -> core_plan.Launch:
+        a, b, a_scale, b_scale, a_zero, bias, b_sums = operands
         if out.dim() == 3:
             return self._only
-        if self._row_sums is not None:
+        if a_zero is not None and b_sums is None:
             return self._with_zeros
-        a, b, a_scale, b_scale, _, bias = operands
-        launch = self._launch.bind(out, a, b, a_scale, b_scale, bias)
+        zeros = () if a_zero is None else (a_zero, b_sums)
+        launch = self._launch.bind(out, a, b, a_scale, b_scale, bias, *zeros)
 
         def run(
-            out: Tensor, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, a_zero: None, bias: Tensor | None
+            out: Tensor,
+            a: Tensor,
+            b: Tensor,
+            a_scale: Tensor,
+            b_scale: Tensor,
+            a_zero: Tensor | None,
+            bias: Tensor | None,
+            b_sums: Tensor | None,
         ) -> None:
-            launch(out, a, b, a_scale, b_scale, bias)
+            launch(out, a, b, a_scale, b_scale, bias, *(() if a_zero is None else (a_zero, b_sums)))
 
         return run
 
     def bind_addresses(self, out: Tensor, *operands: Any) -> core_plan.AddressLaunch | None:
-        """Without zero points, for which row sums would have to be made, the addresses are those of the product."""
-        if out.dim() == 3 or self._row_sums is not None:
+        """Where row sums need not be made, and none are given for nothing, the addresses are those of the product."""
+        a, b, a_scale, b_scale, a_zero, bias, b_sums = operands
+        if out.dim() == 3 or (a_zero is None) != (b_sums is None):
             return None
-        a, b, a_scale, b_scale, _, bias = operands
-        return self._launch.bind_addresses(out, a, b, a_scale, b_scale, bias)
+        zeros = () if a_zero is None else (a_zero, b_sums)
+        at = self._launch.bind_addresses(out, a, b, a_scale, b_scale, bias, *zeros)
+        if at is None or a_zero is None or bias is None:
+            return at
+        launch = at
+        # The bias comes before the zero points there.
+        return lambda *given: launch(*given[:5], given[6], given[5], given[7])
 
     def _with_zeros(
         self,
@@ -293,21 +307,22 @@ class Int8:
         b_scale: Tensor,
         a_zero: Tensor | None,
         bias: Tensor | None,
+        b_sums: Tensor | None,
     ) -> None:
-        sums = None
-        if self._row_sums is not None:
+        if self._row_sums is not None and b_sums is None:
             with torch._C._AutoDispatchBelowAutograd(), torch.cuda.device(out.device):
-                sums = self._row_sums(b)
-        self._launch(out, a, b, a_scale, b_scale, bias, a_zero, sums)
+                b_sums = self._row_sums(b)
+        self._launch(out, a, b, a_scale, b_scale, bias, *(() if a_zero is None else (a_zero, b_sums)))
 
     def _only(self, out: Tensor, *operands: Any) -> None:
         """The product of a batch of one."""
-        a, b, a_scale, b_scale, a_zero, bias = operands
+        a, b, a_scale, b_scale, a_zero, bias, b_sums = operands
         with torch._C._AutoDispatchBelowAutograd():
             left, right = (x[0] if x.dim() == 3 else x for x in (a, b))
             rows, columns = (x[0] if x.dim() > 1 and x.numel() > 1 else x for x in (a_scale, b_scale))
             zero = a_zero[0] if a_zero is not None and a_zero.dim() > 1 and a_zero.numel() > 1 else a_zero
-            self._with_zeros(out[0], left, right, rows, columns, zero, bias)
+            sums = b_sums[0] if b_sums is not None and b_sums.dim() > 1 else b_sums
+            self._with_zeros(out[0], left, right, rows, columns, zero, bias, sums)
 
 
 def _copied(problem: Problem) -> bool:
@@ -379,8 +394,11 @@ class Sm90Dense:
         return Plan(*parts, bind=run.bind, bind_addresses=run.bind_addresses, uses_torch=False)
 
 
+_ADDED = {"gemm": 2, "int8_gemm": 5, "fp8_gemm": 4}  # which operand is C, or the bias
+
+
 def _fill(problem: Problem, out: Tensor, *operands: Any) -> None:
-    added = operands[-1] if problem.op != "gemm" else operands[2] if problem.c else None
+    added = operands[_ADDED[problem.op]] if problem.c or problem.op != "gemm" else None
     if added is None:
         out.zero_()
     else:
