@@ -31,11 +31,20 @@ def test_every_operation_has_a_page_with_an_example() -> None:
         assert BLOCK.search(page.read_text()), page
 
 
+def headings(page: Path) -> set[str]:
+    """As links name them: small letters, hyphens for spaces, without marks."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
 def test_links_lead_somewhere() -> None:
     for page in PAGES:
-        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
-            if "://" not in target:
-                assert (page.parent / target).exists(), f"{page}: {target}"
+        for name, heading in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", page.read_text()):
+            if "://" not in name:
+                target = page.parent / name if name else page
+                assert target.exists(), f"{page}: {name}"
+                assert not heading or heading in headings(target), f"{page}: {name}#{heading}"
 
 
 def test_support_table_is_what_the_backends_say() -> None:
