@@ -30,7 +30,7 @@ passed, driver {driver}, torch {torch}. How it was measured is in the record (`m
 the diaries: [fp8](kernels/sm90_fp8.md), [int8 and 16 bits](kernels/sm90_straight.md),
 [groups](kernels/sm90_groups.md), [lists](kernels/sm90_lists.md).
 
-{stale}## Goals
+{stale}{kept}## Goals
 
 Speed over a peer is its time over ours, both measured in that run, in turns; means are geometric. The last columns are
 earlier records, newest first, with a star where a goal was missed. Kernels, peers and the order of turns were not the
@@ -105,6 +105,15 @@ def floor_lines(record: Record) -> Iterator[list[str]]:
             yield [op, *(f"{mean(part):.2f}" if part else DASH for part in parts)]
 
 
+def kept_rows(record: Record) -> str:
+    """Which rows are of another run (gpu.py --keep), in words."""
+    kept = [row for row in record["rows"] if "source_hash" in row]
+    if not kept:
+        return ""
+    ops = ", ".join(f"`{op}`" for op in sorted({row["op"] for row in kept}))
+    return f"**Kept from an earlier run**: {len(kept)} of {len(record['rows'])} rows, those of {ops}.\n\n"
+
+
 def page(record: Record, history: Sequence[Mapping[str, Any]], name: str) -> str:
     earlier = history[1 : 1 + EARLIER]
     dates = (f"{one['date']}, {one['tests']} tests" for one in earlier)
@@ -115,6 +124,7 @@ def page(record: Record, history: Sequence[Mapping[str, Any]], name: str) -> str
         driver=record["driver"],
         torch=record["versions"]["torch"],
         stale=f"**Stale:** {record['stale']}\n\n" if record["stale"] else "",
+        kept=kept_rows(record),
         goals=table(["what", "goal", "here", "holds", *dates], goal_lines(record, earlier)),
         floors=table(["operation", f"up to {FEW} rows", "more"], floor_lines(record)),
     )

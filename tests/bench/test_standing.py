@@ -119,6 +119,16 @@ def test_a_stale_record_says_so(standing: ModuleType) -> None:
     assert "**Stale:** no GPU could be had" in standing.page(record, standing.remembered([], record, "today"), "x")
 
 
+def test_rows_of_an_earlier_run_are_named(standing: ModuleType) -> None:
+    assert standing.kept_rows({"rows": [row("int8", "1x2x3", 1.0)]}) == ""
+    rows = [row("int8", "1x2x3", 1.0), *(row(op, "1x2x3", 1.0, source_hash="0") for op in ("fp8_block", "bmm", "bmm"))]
+    said = "**Kept from an earlier run**: 3 of 4 rows, those of `bmm`, `fp8_block`."
+    assert standing.kept_rows({"rows": rows}).strip() == said
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    record["rows"] = [{**one, "source_hash": "0"} for one in record["rows"]]
+    assert f"{len(record['rows'])} of {len(record['rows'])} rows" in standing.page(record, [], "x")
+
+
 def test_a_readme_without_its_marks_is_refused(standing: ModuleType) -> None:
     with pytest.raises(ValueError, match=r"README.md has 0 places between .*, expected one"):
         standing.with_table("no marks", "| a |")
