@@ -187,7 +187,7 @@ def kernels() -> Calls:
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         out, size = x[:, :n].to(dtype), {"m": m, "n": n, "k": k}
         problem = omnigemm.plan("int8_gemm", **size, out_dtype=dtype).problem
-        add("int8", int8.KERNELS, problem, out, a8, b8, a8_scale, b8_scale, zero, None)
+        add("int8", int8.KERNELS, problem, out, a8, b8, a8_scale, b8_scale, zero, None, None)
         problem = omnigemm.plan("fp8_gemm", **size, granularity="128x128", out_dtype=dtype).problem
         add("fp8", fp8.KERNELS, problem, out, a, b, a_scale, b_scale, None)
         problem = omnigemm.plan("gemm", **size, dtype=dtype).problem

@@ -116,7 +116,7 @@ def test_int8_is_exact(title: str) -> None:
     zero = torch.randint(-128, 128, (B, m), dtype=torch.int32, device="cuda") if made.zero_points else None
     bias = torch.randn(n, device="cuda") if made.bias else None
     room, out = poisoned(m, n, OUTS[made.out_dtype])
-    launch(out, a, b, a_scale, b_scale, zero, bias)
+    launch(out, a, b, a_scale, b_scale, zero, bias, None)
     for i in range(B):
         of_zero = None if zero is None else zero[i]
         test_int8.close(out[i], test_int8.exact(a[i], b[i], a_scale[i], b_scale[i], bias, of_zero))

@@ -149,7 +149,7 @@ def test_int8_launches_by_addresses_without_zero_points() -> None:
     problem = describe("int8_gemm", m=4, n=256, k=256)
     a, b = aligned(4, 256, dtype=torch.int8), aligned(256, 256, dtype=torch.int8)
     out, bias = aligned(4, 256, dtype=torch.bfloat16), aligned(256)
-    operands = out, a, b, aligned(4), aligned(256), None, bias
+    operands = out, a, b, aligned(4), aligned(256), None, bias, None
     run = dense.Int8(dense.Launch(problem, PLAIN, 0, 132), None)
     run(*operands)
     wanted = only_launch()
@@ -159,8 +159,27 @@ def test_int8_launches_by_addresses_without_zero_points() -> None:
     assert only_launch() == wanted
     batch = aligned(2, 4, 256, dtype=torch.bfloat16)
     assert run.bind_addresses(batch, *operands[1:]) is None
-    sums: Any = lambda matrix: None  # noqa: E731
-    assert dense.Int8(dense.Launch(problem, PLAIN, 0, 132), sums).bind_addresses(*operands) is None
+
+
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_int8_launches_by_addresses_with_zero_points_if_row_sums_are_given(with_bias: bool) -> None:
+    problem = describe("int8_gemm", m=4, n=256, k=256, a_zero=True, bias=with_bias)
+    a, b = aligned(4, 256, dtype=torch.int8), aligned(256, 256, dtype=torch.int8)
+    out, bias = aligned(4, 256, dtype=torch.bfloat16), aligned(256) if with_bias else None
+    zero, sums = aligned(4, dtype=torch.int32), aligned(256, dtype=torch.int32)
+    operands = out, a, b, aligned(4), aligned(256), zero, bias
+    made: Any = lambda matrix: sums  # noqa: E731
+    run = dense.Int8(dense.Launch(problem, PLAIN, 0, 132), made)
+    run(*operands, sums)
+    wanted = only_launch()
+    assert {zero.data_ptr(), sums.data_ptr()} <= {*wanted[1]}
+    at = run.bind_addresses(*operands, sums)
+    assert at is not None
+    assert at(*places(*operands, sums))
+    assert only_launch() == wanted
+    assert run.bind_addresses(*operands, None) is None  # sums are made in every call
+    assert run.bind_addresses(*operands[:5], None, bias, sums) is None  # and may be given for nothing
 
 
 def sixteen(**words: Any) -> tuple[gemm.Gemm, Sequence[Tensor]]:

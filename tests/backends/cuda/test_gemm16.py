@@ -114,7 +114,7 @@ def test_rows_of_contiguous_groups_are_counted_once() -> None:
 
 
 def test_random_shapes_are_the_same_every_time() -> None:
-    first, second = (list(TUNE["shapes_at_random"](("block", "16"), 20)) for _ in range(2))
+    first, second = (list(TUNE["shapes_at_random"](("block", "16"), 20, 1)) for _ in range(2))
     assert first == second
     assert len({one[1:] for one in first}) == 20
     assert {one[0] for one in first} == {"block", "16"}
