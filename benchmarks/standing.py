@@ -1,4 +1,4 @@
-"""Every goal beside what a GPU record says of it: docs/standing.md, and the table of the README.
+"""Every goal beside what a GPU record says of it: docs/standing.md, and the README's table and line on the record.
 
     python benchmarks/standing.py
 
@@ -22,6 +22,7 @@ from goals import FEW, GOALS, TORCH_FP8, Record, few, many, mean, ratios, rows_o
 ROOT = Path(__file__).resolve().parents[1]
 EARLIER = 4  # records beside the one of today
 BEGIN, END = "<!-- benchmarks/standing.py writes this -->", "<!-- up to here -->"
+BADGE = "**GPU record:**"
 DASH = "\N{EN DASH}"
 PAGE = """# Where it stands
 
@@ -138,14 +139,28 @@ def readme_table(record: Record) -> str:
     return table(["geometric mean over", f"up to {FEW} rows (of a group)", "many rows"], lines)
 
 
+def badge(record: Record) -> str:
+    """Whether a GPU vouches for this tree, in one line."""
+    stale = "" if record["stale"] is None else f" **Stale:** {record['stale']}"
+    return f"{BADGE} {record['tests']['passed']} tests passed on an {record['gpu']}.{stale}"
+
+
+def with_line(text: str, line: str) -> str:
+    """The README with this line on the record."""
+    return _replaced(text, f"^{re.escape(BADGE)} .*?$", line, f"lines that begin with {BADGE!r}")
+
+
 def with_table(text: str, made: str) -> str:
     """The README with this table between its marks."""
-    found = re.subn(
-        f"{re.escape(BEGIN)}\n.*?{re.escape(END)}", lambda _: f"{BEGIN}\n\n{made}\n\n{END}", text, flags=re.S
-    )
-    if found[1] != 1:
-        raise ValueError(f"README.md has {found[1]} places between {BEGIN!r} and {END!r}, expected one")
-    return found[0]
+    between = f"{re.escape(BEGIN)}\n.*?{re.escape(END)}"
+    return _replaced(text, between, f"{BEGIN}\n\n{made}\n\n{END}", f"places between {BEGIN!r} and {END!r}")
+
+
+def _replaced(text: str, pattern: str, by: str, what: str) -> str:
+    made, count = re.subn(pattern, lambda _: by, text, flags=re.S | re.M)
+    if count != 1:
+        raise ValueError(f"README.md has {count} {what}, expected one")
+    return made
 
 
 def pages(path: Path, history: Path, readme: Path, today: str) -> dict[str, str]:
@@ -158,7 +173,7 @@ def pages(path: Path, history: Path, readme: Path, today: str) -> dict[str, str]
     return {
         "history": json.dumps(kept, indent=1, ensure_ascii=False) + "\n",
         "standing": page(record, kept, path.name),
-        "readme": with_table(readme.read_text(encoding="utf-8"), readme_table(record)),
+        "readme": with_line(with_table(readme.read_text(encoding="utf-8"), readme_table(record)), badge(record)),
     }
 
 

@@ -117,6 +117,8 @@ def test_a_record_is_remembered_once_and_in_front(standing: ModuleType) -> None:
 def test_a_stale_record_says_so(standing: ModuleType) -> None:
     record = {**json.loads(RECORD.read_text(encoding="utf-8")), "stale": "no GPU could be had"}
     assert "**Stale:** no GPU could be had" in standing.page(record, standing.remembered([], record, "today"), "x")
+    assert standing.badge(record).endswith(". **Stale:** no GPU could be had")
+    assert "Stale" not in standing.badge({**record, "stale": None})
 
 
 def test_rows_of_an_earlier_run_are_named(standing: ModuleType) -> None:
@@ -132,6 +134,11 @@ def test_rows_of_an_earlier_run_are_named(standing: ModuleType) -> None:
 def test_a_readme_without_its_marks_is_refused(standing: ModuleType) -> None:
     with pytest.raises(ValueError, match=r"README.md has 0 places between .*, expected one"):
         standing.with_table("no marks", "| a |")
+    with pytest.raises(ValueError, match=r"README.md has 0 lines that begin with .*GPU record.*, expected one"):
+        standing.with_line("no line", f"{standing.BADGE} new")
+    assert (
+        standing.with_line(f"a\n{standing.BADGE} old\nb\n", f"{standing.BADGE} new") == f"a\n{standing.BADGE} new\nb\n"
+    )
 
 
 def test_a_missing_record_is_named(standing: ModuleType, tmp_path: Path) -> None:
