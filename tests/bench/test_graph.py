@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections import Counter
 from itertools import pairwise
 from types import SimpleNamespace
@@ -30,6 +31,7 @@ def test_contenders_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(graph, "_captured", captured)
     monkeypatch.setattr(graph, "_elapsed", elapsed)
     times = graph.in_turns({name: contender(name) for name in took}, [0], replays=4)
@@ -97,3 +99,26 @@ def test_others_are_measured_in_turns_with_ours_alone_if_they_are_here(monkeypat
     found = graph.pairs(ours, {"fast": fast, "missing": missing, "slow": slow}, [7])
     assert found == {"fast": [3.0, 1.0], "slow": [5.0, 3.0]}
     assert asked == [[ours, fast], [ours, slow]]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_garbage_is_collected_in_a_capture(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    seen: list[object] = []
+
+    def called(copy: int) -> None:
+        seen.append((copy, gc.isenabled()))
+        if fails and not gc.isenabled():
+            raise ValueError("not in a capture")
+
+    made = SimpleNamespace(
+        capture_begin=lambda: seen.append("begin"),
+        capture_end=lambda: seen.append("end"),
+        replay=lambda: seen.append("replay"),
+    )
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: made)
+    monkeypatch.setattr(graph, "_elapsed", lambda work: work() or 10.0)
+    with pytest.raises(ValueError, match="not in a capture") if fails else contextlib.nullcontext():
+        assert graph._captured(called, [1, 2], 15e-6) == (made, 4)
+    assert gc.isenabled()
+    before = [(1, True), (2, True)] * 2 + ["begin"]
+    assert seen == before + ([(1, False), "end"] if fails else [(1, False), (2, False)] * 2 + ["end", "replay"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import statistics
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -59,8 +61,9 @@ def in_turns(
     """Time each contender's `call(copy)`: all are captured first, then replayed one after the other."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
+    torch.cuda.empty_cache()  # memory of graphs before these is of no use to any other
     with torch.cuda.stream(stream):
-        graphs = {name: _captured(call, copies, replay_seconds, stream) for name, call in contenders.items()}
+        graphs = {name: _captured(call, copies, replay_seconds) for name, call in contenders.items()}
         times: dict[Name, list[float]] = {name: [] for name in contenders}
         for name in chain.from_iterable(rounds(list(graphs), replays)):
             graph, count = graphs[name]
@@ -99,10 +102,10 @@ def pairs(
 
 
 def _captured(
-    call: Callable[[Any], object], copies: Sequence[Any], replay_seconds: float, stream: torch.cuda.Stream
+    call: Callable[[Any], object], copies: Sequence[Any], replay_seconds: float
 ) -> tuple[torch.cuda.CUDAGraph, int]:
     """A graph that takes so long, and the calls in it. Every copy is used before, so that nothing compiles or allocates
-    in the capture; and the graph is replayed once."""
+    in the capture; and the graph is replayed once. On the current stream, which is not the default one."""
 
     def all_copies() -> None:
         for one in copies:
@@ -111,11 +114,26 @@ def _captured(
     all_copies()
     rounds = max(1, int(replay_seconds * 1e6 / _elapsed(all_copies)) + 1)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
+    with _capture(graph):
         for _ in range(rounds):
             all_copies()
     graph.replay()
     return graph, rounds * len(copies)
+
+
+@contextlib.contextmanager
+def _capture(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+    """As torch.cuda.graph does, which also waits for the device, collects garbage and empties the allocator's cache, in
+    each of thousands of captures. Here no garbage is collected: what a capture must not do may be in it."""
+    collects = gc.isenabled()
+    gc.disable()
+    graph.capture_begin()
+    try:
+        yield
+    finally:
+        graph.capture_end()
+        if collects:
+            gc.enable()
 
 
 def _elapsed(work: Callable[[], object]) -> float:
