@@ -6,9 +6,9 @@
 
 Weights are stated to be constant, as they are in a model (`omnigemm.settings(constant_weights=True)`): `us` of a row is
 that. With few rows, `us_any_weights` is the time without that statement. Peers are torch's own products; for int8 also
-CUTLASS, from the library that peers/build.py makes (--cutlass). deep_gemm, if it can be imported (--peer deep_gemm asks
-that it can; peers/warm_deep_gemm.py compiles its kernels side by side), is measured in turns with ours alone: `pairs`
-of a row has both times.
+CUTLASS, from the library that peers/build.py makes (--cutlass). deep_gemm (block scales) and humming (block scales and
+int8), if they can be imported, are measured in turns with ours alone: `pairs` of a row has both times. --peer deep_gemm
+asks that it can be imported; peers/warm.py compiles their kernels side by side.
 The rows of gemm come from benchmarks/gemm.py, the quantisers' from benchmarks/quant.py, those of groups from
 benchmarks/groups.py.
 """
@@ -54,6 +54,7 @@ LONGEST = tuple(
     for name in ("fp32_results", "batches", "fused_quantizers", "grouped_cuda", "grouped_configs", "fp8_configs")
 )
 SLOWEST = 6  # kernels that are compiled again by themselves
+SAVE_SECONDS = 15.0  # after which what was measured is written, whatever may happen to the rest
 
 
 def few_rows_first(*shapes: tuple[int, int, int]) -> tuple[tuple[int, int, int], ...]:
@@ -110,7 +111,7 @@ def run_file(path: Path) -> dict[str, int]:
     print(path.name, last, flush=True)
     if run.returncode != 0:
         counts["error"] = counts.get("error", 0) + 1
-        print(run.stdout[-4000:], run.stderr[-1000:], flush=True)
+        print(run.stdout[-40000:], run.stderr[-1000:], flush=True)
     return counts
 
 
@@ -166,13 +167,23 @@ class Products:
     def deep_gemms(self, weight: Any) -> None:
         importlib.import_module("deep_gemm").fp8_gemm_nt((self.a, self.a_scale), (weight, self.b_scale), self.out)
 
+    def hummings(self) -> Callable[[Any], object]:
+        from peers.humming_w8a8 import Humming
 
-def deep_gemm_name() -> str:
+        return Humming(self.a, self.a_scale, self.b_scale, self.out)
+
+
+# Peers that may be here: their modules, and what they are called, with the packages that they come in.
+PEERS = {"deep_gemm": ("DeepGEMM", ("deep-gemm", "sgl-deep-gemm")), "humming": ("Humming", ("humming-kernels",))}
+
+
+def peer_name(module: str) -> str:
     """With the version of the package that it came in."""
-    for package in ("deep-gemm", "sgl-deep-gemm"):
+    title, packages = PEERS[module]
+    for package in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return f"DeepGEMM ({package} {importlib.metadata.version(package)})"
-    return "DeepGEMM"
+            return f"{title} ({package} {importlib.metadata.version(package)})"
+    return title
 
 
 def peers_missing(names: Iterable[str]) -> str:
@@ -233,7 +244,9 @@ def measured(
 
 def measure(op: str, m: int, n: int, k: int) -> dict[str, Any]:
     products = Products(op, m, n, k)
-    others = {deep_gemm_name(): products.deep_gemms} if products.block else {}
+    others: dict[str, Callable[[Any], object]] = {}
+    if products.block:
+        others = {peer_name("deep_gemm"): products.deep_gemms, peer_name("humming"): products.hummings()}
     times = timed(m, products.ours, products.peers(), products.weights, others)
     return measured(op, m, n, k, times, "fp8_gemm", GRANULARITIES[op])
 
@@ -241,6 +254,7 @@ def measure(op: str, m: int, n: int, k: int) -> dict[str, Any]:
 def measure_int8(m: int, n: int, k: int, cutlass: CutlassInt8 | None) -> dict[str, Any]:
     """cuBLASLt's product has neither scales nor a 16-bit result, and does not take 16 rows or fewer."""
     import torch
+    from peers.humming_w8a8 import Humming
 
     import omnigemm
     from omnigemm.bench import graph
@@ -261,7 +275,8 @@ def measure_int8(m: int, n: int, k: int, cutlass: CutlassInt8 | None) -> dict[st
         here = {call: call for call in configs if graph.runs(call, weights[0])}
         sifted = graph.in_turns(here, weights, SIFT_SECONDS, SIFT_REPLAYS)
         peers[f"CUTLASS, best of {len(configs)} configs"] = min(sifted, key=lambda call: sifted[call])
-    times = timed(m, lambda weight: omnigemm.int8_gemm(a, weight, a_scale, b_scale, out=out), peers, weights)
+    others: dict[str, Callable[[Any], object]] = {peer_name("humming"): Humming(a, a_scale, b_scale, out)}
+    times = timed(m, lambda weight: omnigemm.int8_gemm(a, weight, a_scale, b_scale, out=out), peers, weights, others)
     return measured("int8", m, n, k, times, "int8_gemm")
 
 
@@ -358,6 +373,11 @@ def host_us() -> dict[str, float]:
     return host.in_turns(calls)
 
 
+def driver_version() -> str:
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    return subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
+
+
 PARTS = ("fp8", "int8", "gemm", "quantisers", "lists", "k_groups", "groups")
 
 
@@ -408,8 +428,9 @@ def main(
         sys.exit(f"benchmarks/gpu.py: --peer: {missing}")
     if not torch.cuda.is_available():
         sys.exit("benchmarks/gpu.py: there is no NVIDIA GPU on this machine")
-    left_out = peers_missing(["deep_gemm"])
-    print(f"left out: {left_out}" if left_out else "deep_gemm is measured, too", flush=True)
+    left_out = {module: why for module in PEERS if (why := peers_missing([module]))}
+    for module in PEERS:
+        print(f"left out: {left_out[module]}" if module in left_out else f"{module} is measured, too", flush=True)
     import gemm
     import groups
     import k_groups
@@ -426,11 +447,11 @@ def main(
         print(f"{time.perf_counter() - start:.0f} s; longest compilation, s:", compilation, flush=True)
     host: dict[str, float] = {}
     rows: list[dict[str, Any]] = []
+    driver = driver_version()
 
     def save() -> None:
         if tests is None:
             return
-        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         method = f"{graph.METHOD}; our own kernels with weights stated to be constant; fp8 and int8: up to {FEW} "
         method += f"rows before more. {graph.PAIRS}. "
         method += f"gemm: {gemm.METHOD}. "
@@ -443,7 +464,7 @@ def main(
         made["rows"].sort(key=lambda row: order.index(row["op"]) if row["op"] in order else len(order))
         made.update(more)
         made["gpu"] = torch.cuda.get_device_name(0)
-        made["driver"] = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
+        made["driver"] = driver
         made["tests"] = tests
         made["host_us"] = host
         record.write(out / record.file_name(made["gpu"]), made)
@@ -463,7 +484,7 @@ def main(
         peer = None if cutlass is None else CutlassInt8(cutlass)
         for shape in track(INT8_SHAPES, "measuring int8"):
             row = measure_int8(*shape, peer)
-            print("int8", row["shape"], row["us"], row["floor_us"], row["peers"], flush=True)
+            print("int8", row["shape"], row["us"], row["floor_us"], row["peers"], row.get("pairs", ""), flush=True)
             yield row
 
     def gemms() -> Iterator[dict[str, Any]]:
@@ -485,14 +506,20 @@ def main(
         "quantisers": quantisers,
         "lists": lambda: lists.rows(layouts=LIST_LAYOUTS),
         "k_groups": lambda: k_groups.rows(K_GROUPS),
-        "groups": lambda: groups.rows(deep_gemm=deep_gemm_name() if deep_gemm_groups and not left_out else ""),
+        "groups": lambda: groups.rows(
+            deep_gemm=peer_name("deep_gemm") if deep_gemm_groups and "deep_gemm" not in left_out else ""
+        ),
     }
     for name in parts:
+        saved = time.perf_counter()
         for row in measures[name]():
             rows.append(row)
             if time.perf_counter() - start > seconds:
                 break
-        save()  # whatever may happen to the rest
+            if time.perf_counter() - saved > SAVE_SECONDS:
+                save()
+                saved = time.perf_counter()
+        save()
         print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
         if time.perf_counter() - start > seconds:
             break

@@ -78,11 +78,12 @@ def test_what_is_measured_has_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any("fp8_token_swap_split" in name for name in found)
 
 
-def warm_deep_gemm(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
-    """Where deep_gemm is a module that cannot be imported."""
-    (folder / "deep_gemm.py").write_text("raise ImportError('its library is missing')")
+def warm(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    """Where deep_gemm and humming are modules that cannot be imported."""
+    for name in ("deep_gemm", "humming"):
+        (folder / f"{name}.py").write_text("raise ImportError('its library is missing')")
     return subprocess.run(
-        [sys.executable, str(PEERS / "warm_deep_gemm.py"), *map(str, words)],
+        [sys.executable, str(PEERS / "warm.py"), *map(str, words)],
         capture_output=True,
         text=True,
         timeout=60,
@@ -90,13 +91,16 @@ def warm_deep_gemm(folder: Path, *words: object) -> subprocess.CompletedProcess[
     )
 
 
-def test_deep_gemm_is_asked_for_before_processes_start(tmp_path: Path) -> None:
-    run = warm_deep_gemm(tmp_path)
+@pytest.mark.parametrize("words", [(), ("--peer", "deep_gemm")])
+def test_peers_are_asked_for_before_processes_start(tmp_path: Path, words: tuple[str, ...]) -> None:
+    run = warm(tmp_path, *words)
     assert run.returncode == 2
-    assert run.stderr.strip().endswith("deep_gemm cannot be imported: its library is missing")
+    missing = ("deep_gemm",) if words else ("deep_gemm", "humming")
+    said = "; ".join(f"{name} cannot be imported: its library is missing" for name in missing)
+    assert run.stderr.strip().endswith(f"error: {said}")
 
 
 def test_a_number_of_jobs_that_does_nothing_is_refused(tmp_path: Path) -> None:
-    run = warm_deep_gemm(tmp_path, "--jobs", 0)
+    run = warm(tmp_path, "--jobs", 0)
     assert run.returncode == 2
     assert run.stderr.strip().endswith("--jobs is 0, expected at least 1")
