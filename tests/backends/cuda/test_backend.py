@@ -207,6 +207,27 @@ def test_kernels_say_when_operands_are_copied(change: dict[str, object], copied:
     assert ("operands are copied" in BACKEND.kernels(one, device)[0].supports(one, device).reason) == copied
 
 
+@pytest.mark.usefixtures("_two_gpus")
+@pytest.mark.parametrize(
+    ("words", "early"),
+    [
+        ({}, True),
+        ({"k": 1032}, False),
+        ({"op": "gemm"}, True),
+        ({"op": "gemm", "b_layout": "row", "n": 1020}, False),
+        ({"op": "gemm", "a_layout": "strided"}, True),
+    ],
+)
+def test_kernels_say_when_weights_are_read_early(words: dict[str, object], early: bool) -> None:
+    """Not where they are copied first, as those of A may be."""
+    sizes = {"m": 4, "n": 1024, "k": 1024}
+    usual = {"dtype": "bf16", "b_layout": "col"} if "op" in words else {"op": "fp8_gemm", "granularity": "token"}
+    one, device = describe(**{**sizes, **usual, **words}), torch.device("cuda:0")
+    with omnigemm.settings(constant_weights=True):
+        answer = BACKEND.kernels(one, device)[0].supports(one, device)
+    assert ("stages of weights are read before" in answer.reason) == early
+
+
 def test_batches_of_nothing_need_no_kernel() -> None:
     for op, others in (("gemm", (None, 1.0, 0.0)), ("int8_gemm", (None,) * 4)):
         one = describe(op, m=2, n=3, k=4, batch=0)

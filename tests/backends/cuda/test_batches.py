@@ -251,6 +251,21 @@ def test_what_the_copy_engine_can_address_is_not_copied(monkeypatch: pytest.Monk
     assert torch.equal(out.double(), a.double() @ b.double().mT)
 
 
+@pytest.mark.parametrize("way", ["whole", "turned"])
+def test_a_copy_of_b_is_not_loaded_early(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    seen = []
+    real = dense.for_what_is_read
+    monkeypatch.setattr(dense, "for_what_is_read", lambda *given: seen.append(made := real(*given)) or made)
+    run = sixteen(PLAIN, b_layout="col")
+    run.early = 2
+    a, b = some(B, M, K, dtype=torch.bfloat16), some(B, N, K, dtype=torch.bfloat16)
+    _, out = poisoned(torch.bfloat16, "odd")
+    run(out, a, lying(b, way).mT, None, 1.0, 0.0)
+    assert torch.equal(out.double(), a.double() @ b.double().mT)
+    (one,) = seen
+    assert (one.early, run.early) == (2 if way == "whole" else 0, 2)
+
+
 @pytest.mark.parametrize("shape", [(B, M, N), (1, M, N), (M, N), (B, 1, N), (1, 1, N), (N,), (B, M, 1), (B, 1, 1)])
 @pytest.mark.parametrize("c_type", [torch.bfloat16, torch.float32])
 def test_alpha_beta_and_c(shape: tuple[int, ...], c_type: torch.dtype) -> None:

@@ -137,6 +137,30 @@ def test_addresses_that_will_not_do_are_left_to_tensors(device: list[int]) -> No
 
 
 @pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("odd", ["a", "b", "scales"])
+def test_a_copy_of_b_is_not_loaded_early(odd: str) -> None:
+    """That no work before writes the weight was said of the weight: its copy was made just now."""
+    run = one_product(SWAPPED)
+    out, a, b, a_scale, b_scale = fp8_operands()
+    early = 8  # of the values
+    if odd == "scales":
+        a_scale, b_scale = aligned(4, 2, shift=1), aligned(2, 2, shift=1)
+    else:
+        a, b = (aligned(*x.shape, dtype=FP8, shift=int(name == odd)) for name, x in (("a", a), ("b", b)))
+    run(out, a, b, a_scale, b_scale, None)
+    assert only_launch()[1][early - 1] == (0 if odd == "b" else 3)
+    run(*fp8_operands(), None)  # the launch itself is as it was
+    assert only_launch()[1][early - 1] == 3
+
+    sixteen = gemm.Gemm(describe("gemm", m=4, n=256, k=256, dtype="bf16", b_layout="col"), SWAPPED, 0, 132, early=3)
+    out, a, b = (aligned(*shape, dtype=torch.bfloat16) for shape in ((4, 256), (4, 256), (256, 256)))
+    if odd != "scales":
+        a, b = (aligned(*x.shape, dtype=x.dtype, shift=int(name == odd)) for name, x in (("a", a), ("b", b)))
+    sixteen(out, a, b.t(), None, 1.0, 0.0)
+    assert only_launch()[1][early - 1] == (0 if odd == "b" else 3)
+
+
+@pytest.mark.usefixtures("device")
 def test_what_must_be_copied_has_no_launch_by_addresses() -> None:
     run, (out, a, b, a_scale, b_scale) = one_product(PLAIN), fp8_operands()
     assert run.bind_addresses(out, a, b, aligned(2, 4).t(), b_scale, None) is None

@@ -73,7 +73,7 @@ class Batch:
 
     def __init__(self, problem: Problem, config: sm90.Config, index: int, multiprocessors: int, early: int = 0) -> None:
         self._problem, self._config, self._variant = problem, config, dense.variant_of(problem)
-        self._index, self._early = index, early
+        self._index, self.early = index, early
         self._grid = config.grid(problem.m, problem.n, multiprocessors, problem.batch)
         self._shared_bytes = self._variant.shared_bytes(config)
         self._loaded = dense.loaded(problem, config, self._variant, index, self._shared_bytes)
@@ -92,7 +92,8 @@ class Batch:
             target = out
             if Stack.of(out) is None or out.data_ptr() % dense.ALIGN:
                 target = dense.aligned(out)
-            self(target, *self._readable(*operands))
+            readable = self._readable(*operands)
+            dense.for_what_is_read(self, operands[1], readable[1])(target, *readable)
             if target is not out:
                 out.copy_(target)
 
@@ -146,7 +147,7 @@ class GemmBatch(Batch):
         if adds and c is not None:
             spread = c.expand(out.shape)  # along dimensions of 1 by a stride of 0
             c_step, of_c = spread.stride(0), (spread.stride(1), spread.stride(2), sm90.TYPES[name_of(c.dtype)])
-        fixed = out.stride(1), self._problem.m, 0, self._early, 0, 0, 0  # no bias, no zero points
+        fixed = out.stride(1), self._problem.m, 0, self.early, 0, 0, 0  # no bias, no zero points
         steps = out_step, c_step, a_step, b_step, 0, 0, 0, self._problem.batch
 
         def run(out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, alpha: float, beta: float) -> None:
@@ -189,7 +190,7 @@ class Int8Batch(Batch):
         launcher, out_step, a_step, b_step = prepared
         kind = 0 if bias is None else sm90.TYPES[name_of(bias.dtype)]
         zero_step = int(a_zero is not None and a_zero.numel() > 1)
-        fixed = out.stride(1), problem.m, kind, self._early, zero_step
+        fixed = out.stride(1), problem.m, kind, self.early, zero_step
         scale_steps = problem.m * any(by_rows), problem.n * _each(b_scale)
         steps = out_step, 0, a_step, b_step, *scale_steps, problem.n * b_step, problem.batch
 

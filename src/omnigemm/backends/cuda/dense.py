@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import logging
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -118,11 +119,29 @@ def aligned_copy(x: Tensor) -> Tensor:
     return copied
 
 
+class LoadsEarly(Protocol):
+    """A launch that reads so many stages of B before the work before it is done."""
+
+    early: int
+
+
+L = TypeVar("L", bound=LoadsEarly)
+
+
+def for_what_is_read(launch: L, given: Tensor, read: Tensor) -> L:
+    """The launch, or for a copy of B one that waits: that nothing writes it shortly before its use was said of B."""
+    if read.data_ptr() == given.data_ptr():
+        return launch
+    late = copy.copy(launch)
+    late.early = 0
+    return late
+
+
 class Launch:
     """Runs one problem with one kernel. Strides and addresses may differ from call to call; odd ones cost a copy."""
 
     def __init__(self, problem: Problem, config: sm90.Config, index: int, multiprocessors: int, early: int = 0) -> None:
-        self._config, self._variant, self._early = config, variant_of(problem), early
+        self._config, self._variant, self.early = config, variant_of(problem), early
         self._m, self._n, self._k = problem.m, problem.n, problem.k
         self._index, self._multiprocessors = index, multiprocessors
         self._shared_bytes = self._variant.shared_bytes(config)
@@ -168,7 +187,7 @@ class Launch:
             return None
         index, swap, current_device = self._index, self._config.swap, torch._C._cuda_getDevice
         kind = 0 if bias is None else sm90.TYPES[name_of(bias.dtype)]
-        fixed = out.stride(0), self._m, kind, self._early, int(a_zero is not None and a_zero.numel() > 1)
+        fixed = out.stride(0), self._m, kind, self.early, int(a_zero is not None and a_zero.numel() > 1)
         no_bias: tuple[int, ...] = () if bias is not None else (0,)
         no_zeros: tuple[int, ...] = () if a_zero is not None else (0, 0)
 
@@ -215,12 +234,13 @@ class Launch:
         target = out
         if pitch(out) is None or out.data_ptr() % ALIGN:
             target = aligned(out)
-        a, b = (x if pitch(x) is not None and x.data_ptr() % ALIGN == 0 else aligned_copy(x) for x in (a, b))
+        left, right = (x if pitch(x) is not None and x.data_ptr() % ALIGN == 0 else aligned_copy(x) for x in (a, b))
         a_scale, b_scale = (
             x if x.is_contiguous() and x.data_ptr() % ALIGN == 0 else x.clone(memory_format=torch.contiguous_format)
             for x in (a_scale, b_scale)
         )
-        self(target, a, b, a_scale, b_scale, *(None if one is None else one.contiguous() for one in others))
+        added = (None if one is None else one.contiguous() for one in others)
+        for_what_is_read(self, b, right)(target, left, right, a_scale, b_scale, *added)
         if target is not out:
             out.copy_(target)
 
@@ -325,12 +345,15 @@ class Int8:
             self._with_zeros(out[0], left, right, rows, columns, zero, bias, sums)
 
 
-def _copied(problem: Problem) -> bool:
-    """Whether operands must be copied, as far as their sizes tell."""
+def _copied(problem: Problem) -> tuple[bool, bool]:
+    """Whether A and B must be copied, as far as their sizes tell."""
+    layouts = problem.a_layout, problem.b_layout
     if problem.op != "gemm":
-        return problem.k % ALIGN != 0 or problem.a_layout != "row" or problem.b_layout != "row"
+        a, b = (problem.k % ALIGN != 0 or layout != "row" for layout in layouts)
+        return a, b
     lines = problem.m if problem.a_layout == "col" else problem.k, problem.n if problem.b_layout == "row" else problem.k
-    return "strided" in (problem.a_layout, problem.b_layout) or any(2 * line % ALIGN for line in lines)
+    a, b = (layout == "strided" or 2 * line % ALIGN != 0 for layout, line in zip(layouts, lines, strict=True))
+    return a, b
 
 
 @dataclasses.dataclass(frozen=True)
@@ -349,11 +372,11 @@ class Sm90Dense:
         words = self.choice.config.words
         if problem.batch > 1:
             words.append(f"one launch for {problem.batch} products")
-        if self.choice.early:
+        if self.choice.early and not _copied(problem)[1]:
             words.append(f"{self.choice.early} stages of weights are read before the work before is done")
         how = "measured here" if self.choice.here else "measured" if self.choice.measured else "modelled"
         words.append(f"{self.choice.seconds * 1e6:.1f} us {how}")
-        if _copied(problem):
+        if any(_copied(problem)):
             words.append("operands are copied first: their rows do not begin at multiples of 16 bytes")
         return Support(True, ", ".join(words))
 
@@ -369,7 +392,7 @@ class Sm90Dense:
             seconds *= _DOUBT_BATCH
         elif problem.m > _MODELLED_ROWS:
             seconds *= _DOUBT
-        if _copied(problem):
+        if any(_copied(problem)):
             seconds += 2.0 * problem.batch * (problem.m + problem.n) * problem.k * 2 / self.gpu.memory + 10e-6
         return seconds
 

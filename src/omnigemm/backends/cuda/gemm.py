@@ -22,7 +22,7 @@ class Gemm:
     """Runs one problem with one kernel. Strides and addresses may differ from call to call; odd ones cost a copy."""
 
     def __init__(self, problem: Problem, config: sm90.Config, index: int, multiprocessors: int, early: int = 0) -> None:
-        self._config, self._variant, self._early = config, dense.variant_of(problem), early
+        self._config, self._variant, self.early = config, dense.variant_of(problem), early
         self._m, self._n, self._k = problem.m, problem.n, problem.k
         self._index, self._multiprocessors = index, multiprocessors
         self._shared_bytes = self._variant.shared_bytes(config)
@@ -66,7 +66,7 @@ class Gemm:
         if adds and c is not None:
             spread = c.expand(out.shape)  # along dimensions of 1 by a stride of 0
             of_c = spread.stride(0), spread.stride(1), sm90.TYPES[name_of(c.dtype)]
-        fixed = out.stride(0), self._m, 0, self._early, *_NO_ZEROS
+        fixed = out.stride(0), self._m, 0, self.early, *_NO_ZEROS
 
         def at(alpha: float, beta: float, to: int, a: int, b: int, c: int = 0) -> bool:
             if (to | a | b) % dense.ALIGN or current_device() != index:
@@ -105,7 +105,7 @@ class Gemm:
             if dense.pitch(out) is None or out.data_ptr() % dense.ALIGN:
                 target = dense.aligned(out)
             left, right = readable(a, self._variant.a_turned), readable(b.t(), self._variant.b_turned).t()
-            self(target, left, right, c, alpha, beta)
+            dense.for_what_is_read(self, b, right)(target, left, right, c, alpha, beta)
             if target is not out:
                 out.copy_(target)
 
