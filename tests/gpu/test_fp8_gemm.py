@@ -170,25 +170,28 @@ def test_streams_and_threads() -> None:
 
 
 def test_a_thread_that_did_nothing_with_cuda_before() -> None:
-    """All is ready, so that the launch is the first that the driver hears of the thread."""
+    """With a launch that knows these addresses, or has its tensor maps still to make or to move."""
     given = operands(problem(16, 776, 1040))
     want = call(given)
-    out = torch.full_like(want, float("nan"))
-    call(given, out=torch.empty_like(want))
+    known, other = torch.empty_like(want), torch.empty_like(want)
+    call(given, out=known)
+    for out in (known, other):
+        out.fill_(float("nan"))
     torch.cuda.synchronize()
     wrong: list[BaseException] = []
 
-    def work() -> None:
+    def work(out: torch.Tensor) -> None:
         try:
             call(given, out=out)
         except BaseException as error:
             wrong.append(error)
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert not wrong, wrong
-    assert torch.equal(out, want)
+    for out in (known, other):
+        thread = threading.Thread(target=work, args=(out,))
+        thread.start()
+        thread.join()
+        assert not wrong, wrong
+        assert torch.equal(out, want)
 
 
 def test_each_call_waits_for_what_came_before_on_its_stream() -> None:

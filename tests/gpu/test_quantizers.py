@@ -181,6 +181,16 @@ def test_compiled_and_traced() -> None:
 # --- graphs, streams, threads ------------------------------------------------------------------------------------
 
 
+def test_a_thread_that_did_nothing_with_cuda_before() -> None:
+    """Its first launch is of a kernel that is ready, into memory that torch has."""
+    x = values(40, 300).cuda()
+    want = [by(*_with(x, form)) for form in FORMS]
+    torch.cuda.synchronize()
+    for form, one in zip(FORMS, want, strict=True):
+        with ThreadPoolExecutor(1) as fresh:
+            same(fresh.submit(by, *_with(x, form)).result(), one)
+
+
 def test_graph_replays_on_new_data() -> None:
     x = torch.randn(300, 1024).bfloat16().cuda()
     for form in FORMS:

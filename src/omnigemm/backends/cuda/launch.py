@@ -17,7 +17,6 @@ from .driver import bindings, checked
 # The stream that torch uses now; private in torch, but the public way costs as much as a launch.
 raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
 
-_NO_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 _SWIZZLES = {32: "CU_TENSOR_MAP_SWIZZLE_32B", 64: "CU_TENSOR_MAP_SWIZZLE_64B", 128: "CU_TENSOR_MAP_SWIZZLE_128B"}
 _ELEMENTS = {
     1: "CU_TENSOR_MAP_DATA_TYPE_UINT8",
@@ -158,7 +157,7 @@ class Launcher:
     def _settled(self, answer: tuple[Any, ...], again: Callable[[], tuple[Any, ...]], what: str) -> Any:
         """What a call returned, tried again where the calling thread has no context yet, because it did nothing with
         CUDA before: tensor maps need one as well as launches do."""
-        if int(answer[0]) == _NO_CONTEXT:
+        if answer[0] and not int(checked(self._driver.cuCtxGetCurrent(), "asking for the context")):
             self._take_context(torch._C._cuda_getDevice())
             answer = again()
         return checked(answer, what)
