@@ -281,6 +281,7 @@ def driver(monkeypatch) -> FakeDriver:
     monkeypatch.setattr(nvrtc, "version", lambda: "1.0")
     monkeypatch.setattr(loader, "_shared", {})
     monkeypatch.setattr(loader, "_kernels", {})
+    monkeypatch.setattr(loader, "_ready", set())
     monkeypatch.setattr(driver_module, "version", lambda: 13020)
     return fake
 
@@ -346,6 +347,15 @@ def test_shared_memory_limit_is_only_raised(driver, monkeypatch, tmp_path):
     assert (found.num_regs, found.local_bytes) == (168, 0)
     loader.load(made, 1, 60_000)
     assert driver.limits[-1] == 60_000
+
+
+def test_a_kernel_is_ready_where_it_was_loaded(driver, tmp_path):
+    made = Compiled(spec_of(tmp_path, source="ready"), b"", "", 0.0)
+    loader._kernels[made.spec.key] = SimpleNamespace(handle=1)
+    assert not loader.is_loaded(made.spec, 0, 0)
+    loader.load(made, 0, 60_000)
+    assert [loader.is_loaded(made.spec, 0, size) for size in (0, 60_000, 60_001)] == [True, True, False]
+    assert not loader.is_loaded(made.spec, 1, 0)
 
 
 def test_load_names_what_does_not_fit(driver, core, tmp_path):

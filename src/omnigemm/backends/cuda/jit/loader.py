@@ -22,6 +22,7 @@ from .spec import KernelSpec
 MISSING = "cuda.core, which loads kernels, is not installed: pip install 'omnigemm[cuda]'"
 DEFAULT_SHARED = 48 * 1024  # dynamic shared memory beyond it must be asked for
 _kernels: dict[str, Any] = {}
+_ready: set[tuple[str, int]] = set()  # what was loaded, for which device
 _shared: dict[tuple[str, int], int] = {}
 _lock = threading.Lock()
 
@@ -76,7 +77,7 @@ def _core() -> tuple[Any, str]:
 def is_loaded(spec: KernelSpec, device_index: int, dynamic_shared_bytes: int) -> bool:
     """Whether `load` would find everything ready."""
     room = _shared.get((spec.key, device_index), DEFAULT_SHARED)
-    return spec.key in _kernels and dynamic_shared_bytes <= room
+    return (spec.key, device_index) in _ready and dynamic_shared_bytes <= room
 
 
 def check_capture(spec: KernelSpec, device_index: int, dynamic_shared_bytes: int, who: str, remedy: str) -> None:
@@ -121,6 +122,7 @@ def load(what: Compiled | KernelSpec, device_index: int, dynamic_shared_bytes: i
             _shared[key, device_index] = size
     registers = checked(driver.cuKernelGetAttribute(of.CU_FUNC_ATTRIBUTE_NUM_REGS, handle, device), name)
     local = checked(driver.cuKernelGetAttribute(of.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, handle, device), name)
+    _ready.add((key, device_index))
     return Loaded(kernel, handle, registers, local)
 
 
