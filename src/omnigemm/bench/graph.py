@@ -127,11 +127,13 @@ def _capture(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
     each of thousands of captures. Here no garbage is collected: what a capture must not do may be in it."""
     collects = gc.isenabled()
     gc.disable()
-    graph.capture_begin()
     try:
-        yield
+        graph.capture_begin()
+        try:
+            yield
+        finally:
+            graph.capture_end()
     finally:
-        graph.capture_end()
         if collects:
             gc.enable()
 
