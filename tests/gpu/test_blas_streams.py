@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from omnigemm.backends.blas import BlasBackend, kept
 from omnigemm.backends.blas.pool import Pool
 from omnigemm.backends.blas.vendors import VENDORS
 from omnigemm.backends.blas.workspaces import Workspaces
+from omnigemm.core.dispatch import Support
 from omnigemm.core.dtypes import name_of
 from op_support import forget_calls
 
@@ -216,6 +218,58 @@ def test_of_many_streams_the_oldest_are_let_go(way: Any, monkeypatch: pytest.Mon
     assert bool(((results.double() - want).abs() <= allowed).all())
     if way is Pool:
         assert sum(len(free) for free in pool(backend)._free.values()) <= 5  # with the one for captures
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
+@pytest.mark.parametrize("shape", [(64, 64, 64), DECODE])
+def test_a_thread_that_did_nothing_with_cuda_before(dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
+    """With a call that is remembered at these addresses, and with one that is not."""
+    m, n, k = shape
+    a, b = random(m, k, dtype=dtype), random(n, k, dtype=dtype).t()
+    want = omnigemm.gemm(a, b)
+    known, other = torch.empty_like(want), torch.empty_like(want)
+    for _ in range(2):
+        omnigemm.gemm(a, b, out=known, backend="blas")
+    for out in (known, other):
+        out.fill_(NAN)
+    torch.cuda.synchronize()
+    for out in (known, other):
+        with ThreadPoolExecutor(1) as fresh:
+            fresh.submit(omnigemm.gemm, a, b, out=out, backend="blas").result()
+        close(out, a, b)
+
+
+@pytest.mark.parametrize("way", [Pool, Workspaces], ids=["cuBLAS", "cuBLASLt"])
+def test_what_is_kept_lies_in_no_pool_of_the_caller(way: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.cuda.use_mem_pool`, which graphs of torch.compile use: they give memory to others that is in use here."""
+    nvidia = VENDORS["nvidia"]
+    backend = BlasBackend(dataclasses.replace(nvidia, lt=None) if way is Pool else nvidia)
+    monkeypatch.setattr("omnigemm.backends.backends", lambda: (backend,))
+    forget_calls()
+    m, n, k = DECODE
+    a, b, out, mine = random(m, k), random(n, k).t(), poisoned(m, n), torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(mine):
+        omnigemm.gemm(a, b, out=out)
+        inside = torch.empty(1 << 20, device="cuda")
+    assert pool_of(inside) == mine.id
+    del inside
+    forget_calls()
+    close(out, a, b)
+    found = backend._found()
+    assert not isinstance(found, Support)
+    lt = found.product.lt
+    keeper: Any = pool(backend) if lt is None else lt.device(torch.device("cuda:0")).rooms
+    memory = [one.workspace for free in keeper._free.values() for one in free if one.workspace is not None]
+    assert memory
+    assert all(pool_of(one) == (0, 0) for one in memory)
+
+
+def pool_of(x: torch.Tensor) -> tuple[int, int]:
+    """Of torch's allocator; (0, 0) is the one for all."""
+    for segment in torch.cuda.memory_snapshot():
+        if 0 <= x.data_ptr() - segment["address"] < segment["total_size"]:
+            return tuple(segment["segment_pool_id"])
+    raise AssertionError("no segment holds it")
 
 
 def test_each_product_waits_for_what_came_before_on_its_stream() -> None:

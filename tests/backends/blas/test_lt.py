@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import itertools
 import os
@@ -318,6 +319,22 @@ def test_a_workspace_is_kept_for_its_stream(pair: Any) -> None:
     assert len({line.split()[1] for line in found}) == 1  # one handle
 
 
+def test_what_is_kept_is_made_where_no_pool_gets_it(pair: Any) -> None:
+    """But what a captured product works in is the graph's."""
+    captures, made = [False], []
+    by = dataclasses.replace(
+        caller(capturing=lambda: captures[0]), apart=lambda make: made.append(memory := make()) or memory
+    )
+    backend = opened(pair, by=by)
+    a, b = torch.ones(2, 32), torch.ones(32, 2)
+    for captures[0] in (False, False, True):
+        product(backend, torch.empty(2, 2), a, b)
+    (kept,) = made
+    assert kept is not None
+    places = [word(line, "workspace") for line in lines(pair, "matmul")]
+    assert [one == hex(kept.data_ptr()) for one in places] == [True, True, False]
+
+
 def test_a_product_that_needs_no_workspace_has_none(pair: Any) -> None:
     twos(opened(pair))
     (line,) = lines(pair, "matmul")
@@ -561,6 +578,39 @@ def test_an_error_at_the_same_addresses_gives_the_room_back(pair: Any, monkeypat
     by_lt = kernel(backend).product.lt
     assert by_lt is not None
     assert [len(free) for free in by_lt.device(CPU).rooms._free.values()] == [1]
+
+
+def test_a_thread_that_did_nothing_with_cuda_before(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no context, without which nothing can be launched, until torch is asked about captures."""
+    monkeypatch.setattr(lt, "_thread", threading.local())
+    asked: set[int] = set()
+    by = caller(capturing=lambda: bool(asked.add(threading.get_ident())))
+    anew, again = Bound(opened(pair, by=by), monkeypatch, k=8), Bound(opened(pair, by=by), monkeypatch, k=8)
+    again()
+    found: list[object] = []
+
+    def work() -> None:
+        assert threading.get_ident() not in asked
+        found.append(anew())
+        found.append(threading.get_ident() in asked)
+
+    def fail() -> None:
+        """As before, and it is tried once more; then again, for another reason."""
+        assert threading.get_ident() not in asked
+        for _ in range(2):
+            pair.lt.fail("cublasLtMatmul", 1)
+            try:
+                found.append(again())
+            except omnigemm.DeviceError as error:
+                found.append(str(error))
+
+    for each in (work, fail):
+        thread = threading.Thread(target=each)
+        thread.start()
+        thread.join()
+    assert found[:3] == [True, True, True]
+    assert "cublasLtMatmul answers NOT_INITIALIZED (1)" in str(found[3:])
+    assert not again()
 
 
 @pytest.mark.parametrize("streams", [1, 4])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 import subprocess
@@ -50,6 +51,16 @@ def test_a_handle_is_kept_for_its_stream(standin: Any) -> None:
     assert word(lines[0], "workspace") == word(lines[2], "workspace") != "0x0"
     pool(backend).close()
     assert standin.live_handles() == 0
+
+
+def test_what_is_kept_is_made_where_no_pool_gets_it(standin: Any) -> None:
+    made: list[Any] = []
+    by = dataclasses.replace(caller(), apart=lambda make: made.append(memory := make()) or memory)
+    backend = opened(standin, by=by)
+    for _ in range(2):
+        twos(backend)
+    (kept,) = made
+    assert {word(line, "workspace") for line in products(standin.log())} == {hex(kept.data_ptr())}
 
 
 @pytest.mark.parametrize("streams", [1, 4, 16])

@@ -7,7 +7,9 @@ import dataclasses
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -208,6 +210,36 @@ def test_names_of_torchs_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = VENDORS["nvidia"].asked
     assert asked == VENDORS["kunlun"].asked
     assert asked == Asks("_C._cuda_getDevice", "_C._cuda_getCurrentRawStream", "_C._cuda_isCurrentStreamCapturing")
+
+
+def test_memory_that_is_kept_is_made_by_a_thread_without_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the device and the stream of the caller, and its errors are the caller's."""
+    local = threading.local()
+    local.device, local.stream = 1, "mine"
+
+    @contextlib.contextmanager
+    def use(name: str, value: object) -> Iterator[None]:
+        setattr(local, name, value)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: local.device)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: local.stream)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: use("device", index))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: use("stream", stream))
+    seen: list[object] = []
+
+    def make(fails: bool = False) -> torch.Tensor:
+        seen.append((threading.get_ident() != here, local.device, local.stream))
+        if fails:
+            raise torch.OutOfMemoryError("for the test")
+        return torch.ones(3)
+
+    here, by = threading.get_ident(), caller_of(VENDORS["nvidia"])
+    assert by.apart(make) is not None
+    with pytest.raises(torch.OutOfMemoryError):
+        by.apart(partial(make, True))
+    assert seen == [(True, 1, "mine")] * 2
+    assert caller_of(dataclasses.replace(NVIDIA, device_type="musa")).apart(lambda: None) is None
 
 
 def test_codes_and_statuses_of_its_own(standin: Any, pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
 from operator import attrgetter
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...core.errors import DeviceError
 from .vendors import Vendor
@@ -24,6 +26,8 @@ class Caller:
     capturing: Callable[[], bool]  # whether the current stream's work goes into a CUDA graph
     # Makes a device the current one for a while.
     on: Callable[[int], AbstractContextManager[Any]] = lambda index: torch.cuda.device(index)
+    # Makes memory that is kept, where no pool of torch's that the caller is using gets it.
+    apart: Callable[[Callable[[], Tensor | None]], Tensor | None] = lambda make: make()
 
 
 def caller_of(vendor: Vendor) -> Caller:
@@ -34,7 +38,21 @@ def caller_of(vendor: Vendor) -> Caller:
         stream if address is None else lambda index: int(getattr(stream(index), address)),
         _of_torch(asks.capturing, lambda: False),  # who cannot tell has no graphs
         _of_torch(f"{vendor.device_type}.device"),
+        _in_a_thread if vendor.device_type == "cuda" else Caller.apart,
     )
+
+
+def _in_a_thread(make: Callable[[], Tensor | None]) -> Tensor | None:
+    """For the caller's device and stream. A pool (`torch.cuda.use_mem_pool`, or that of torch.compile's graphs) gets
+    what one thread allocates, and hands the memory of what is kept there to others, or waits for it to end."""
+    index, stream = torch.cuda.current_device(), torch.cuda.current_stream()
+
+    def made() -> Tensor | None:
+        with torch.cuda.device(index), torch.cuda.stream(stream):
+            return make()
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(made).result()
 
 
 def _of_torch(name: str, otherwise: Callable[..., Any] | None = None) -> Callable[..., Any]:

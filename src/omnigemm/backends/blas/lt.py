@@ -30,6 +30,8 @@ _Done = tuple[int, int, float, float, int, Any, list[Room] | None, Room, tuple[A
 _NOTHING: _Done = (-1, -1, 0.0, 0.0, 0, None, None, NO_ROOM, ())
 _DONE = 256  # of which a launch, which serves all weights of a shape, keeps so many: some kilobyte each
 
+_thread = threading.local()  # `bound` if it has the device's context, without which nothing can be launched
+
 
 def setting_of(dtype: torch.dtype, answer: Any) -> int:
     """What torch's switches ask for by their answer."""
@@ -125,6 +127,8 @@ class LtGemm:
                 return anew(alpha, beta, to, a, b, c)
             if free is None:
                 status = multiply(*arguments)
+                if status and not hasattr(_thread, "bound"):
+                    return anew(alpha, beta, to, a, b, c)
             else:
                 try:
                     mine = free.pop()
@@ -148,6 +152,9 @@ class LtGemm:
                 return False
             if apart and before is not None:  # the layout of C here is that of its own place
                 return otherwise(alpha, beta, to, a, b, c, before)
+            if not hasattr(_thread, "bound"):
+                capturing()  # gives a thread that did nothing with CUDA before the device's context
+                _thread.bound = True
             x, y = (b, a) if swap else (a, b)
             source = c if apart else to
             answered = answer()

@@ -56,7 +56,7 @@ class Pool(Kept[Handle]):
         super().__init__(shrinks=not library.waits)
         self._library, self._device = library, device
         self._index = device.index or 0
-        self._stream, self._capturing = caller.stream, caller.capturing
+        self._stream, self._capturing, self._apart = caller.stream, caller.capturing, caller.apart
         weakref.finalize(self, _close, self._free)  # when nobody has the pool any more, or at exit
 
     def take(self) -> Handle:
@@ -76,7 +76,7 @@ class Pool(Kept[Handle]):
 
     def _made(self, stream: int) -> Handle:
         self.prepare()
-        workspace = self._workspace()  # first: if memory is out, no handle is lost
+        workspace = self._apart(self._workspace)  # first: if memory is out, no handle is lost
         made = self._oldest() or Handle(self._library)
         try:
             made.bind(stream, workspace)

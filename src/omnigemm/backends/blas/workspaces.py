@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 
 import torch
 
@@ -30,7 +31,7 @@ class Workspaces(Kept[Room]):
     def __init__(self, size: int, device: torch.device, caller: Caller, shrinks: bool) -> None:
         super().__init__(shrinks)
         self.most = size
-        self._device, self._capturing = device, caller.capturing
+        self._device, self._capturing, self._apart = device, caller.capturing, caller.apart
 
     def take(self, stream: int, size: int) -> Room:
         """For the current device's current stream, which this is."""
@@ -40,7 +41,7 @@ class Workspaces(Kept[Room]):
         try:
             return self._free[stream].pop()
         except (KeyError, IndexError):
-            made = Room(self._memory(self.most), stream)
+            made = Room(self._apart(partial(self._memory, self.most)), stream)
             if (other := self._oldest()) is not None:
                 other.workspace = None  # launches may remember the room, and find that it is no longer there
             return made
