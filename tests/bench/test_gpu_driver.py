@@ -157,7 +157,7 @@ def test_what_was_measured_before_it_was_stopped_is_kept(
 
 @dataclasses.dataclass
 class HummingLayer:
-    """As the one of humming-kernels 0.1.19 is used and described; on its own inputs it was not tried."""
+    """As the one of humming-kernels 0.1.19 is used."""
 
     shape_n: int
     shape_k: int
