@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from omnigemm.core.errors import DeviceError, DTypeError, ShapeError, UnsupportedError
+from omnigemm.core.errors import DeviceError, DTypeError, LayoutError, ShapeError, UnsupportedError
 from omnigemm.quant import Int4Weight
 
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
@@ -185,18 +187,14 @@ def test_gptq_symmetric_files_hold_the_published_words() -> None:
     assert words["v2"][0, 0] == signed(0x88888888)
 
 
-def test_gptq_zero_point_16_is_not_wrapped_to_0() -> None:
-    example = Example(8, 64, 32, range(16, 17))
-    weight = Int4Weight.from_gptq(**gptq_tensors(example))
-    assert weight.zeros is not None
-    assert weight.zeros.unique().tolist() == [16]
-    assert_matches(weight, example, symmetric=False)
-
-
-def test_gptq_v2_zero_point_0() -> None:
-    example = Example(8, 64, 32, range(1))
-    weight = Int4Weight.from_gptq(**gptq_tensors(example, 0), checkpoint_format="gptq_v2")
-    assert_matches(weight, example, symmetric=False)
+@pytest.mark.parametrize(("offset", "name"), [(1, "gptq"), (0, "gptq_v2")])
+def test_gptq_zero_point_0(offset: int, name: str) -> None:
+    """Minus one, in four bits, it is 15 in the first format. 16 is no zero point of values that include 0."""
+    example = Example(8, 64, 32, range(3))
+    assert 0 in example.zeros
+    words = gptq_tensors(example, 0)
+    words["qzeros"] = tensor(pack_columns((example.zeros - offset) & 15, list(range(8))))
+    assert_matches(Int4Weight.from_gptq(**words, checkpoint_format=name), example, symmetric=False)
 
 
 def test_gptq_formats_differ_by_one() -> None:
@@ -253,11 +251,30 @@ def test_a_slice_in_order_needs_no_permutation() -> None:
     assert np.array_equal(weight.dequantize().numpy(), example.dense[:, 64:])
 
 
-def test_g_idx_decides_when_it_disagrees_with_the_group_size() -> None:
+@pytest.mark.parametrize("given", [None, 64, -1, 96])
+def test_g_idx_decides_when_it_disagrees_with_the_group_size(given: int | None) -> None:
+    """And nothing is padded for it."""
     example = Example(8, 64, 32, range(1, 16))
-    weight = Int4Weight.from_gptq(**gptq_tensors(example), group_size=64)
-    assert (weight.group_size, weight.num_groups, weight.padded_k) == (64, 2, 128)
+    weight = Int4Weight.from_gptq(**gptq_tensors(example), group_size=given)
+    assert_matches(weight, example, symmetric=False)
+    assert (weight.group_size, weight.num_groups, weight.padded_k) == (32, 2, 64)
+
+
+def test_g_idx_tells_other_group_sizes() -> None:
+    example = Example(8, 192, 96, range(1, 16))
+    weight = Int4Weight.from_gptq(**gptq_tensors(example))
+    assert (weight.group_size, weight.num_groups, weight.act_order) == (32, 6, False)
     assert np.array_equal(weight.dequantize().numpy(), example.dense)
+
+
+def test_a_slice_within_one_group_needs_the_group_size() -> None:
+    example = Example(8, 128, 64, range(1, 16))
+    words = gptq_tensors(example)
+    words |= {"qweight": words["qweight"][12:], "g_idx": words["g_idx"][96:]}
+    weight = Int4Weight.from_gptq(**words, group_size=64)
+    assert np.array_equal(weight.dequantize().numpy(), example.dense[:, 96:])
+    with pytest.raises(UnsupportedError, match=r"group_size is None, and g_idx puts all columns in group 1 of 2; exp"):
+        Int4Weight.from_gptq(**words)
 
 
 @pytest.mark.parametrize("zeros", [None, range(16)])
@@ -431,6 +448,70 @@ def test_strided_tensors_are_read_by_value() -> None:
     assert_matches(Int4Weight.from_gptq(**tensors), example, symmetric=False)
 
 
+def test_one_word_with_any_stride() -> None:
+    """As a slice of zero points has it."""
+    example = Example(8, 64, 32, range(1, 16))
+    words = compressed_tensors(example)
+    wide = torch.zeros(1, 4, dtype=torch.int32)
+    wide[:, 3:] = words["weight_zero_point"][:, 1:]
+    scale = words["weight_scale"][:, 1:]
+    weight = Int4Weight.from_compressed_tensors(words["weight_packed"][:, 4:], scale, weight_zero_point=wide[:, 3:])
+    assert np.array_equal(weight.dequantize().numpy(), example.dense[:, 32:])
+
+
+@pytest.mark.parametrize("reader", list(READERS))
+def test_shapes_alone_will_do(reader: str) -> None:
+    """Of tensors without values; but for those whose values decide shapes."""
+    read, pack = READERS[reader]
+    words = pack(Example(64, 64, 32, None if reader == "marlin" else range(1, 16)))
+    order = words.pop("g_idx", words.pop("weight_g_idx", None))
+    words.pop("weight_shape", None)
+    meta = {name: one.to("meta") for name, one in words.items()}
+    weight = read(**meta)
+    assert (weight.shape, weight.device.type, weight.group_size) == ((64, 64), "meta", 32)
+    assert weight.to("meta") is weight
+    with pytest.raises(DeviceError, match=r"Int4Weight\.to: device is 'cpu', expected one that tensors on meta can be"):
+        weight.to("cpu")
+    if order is not None:
+        name = "g_idx" if reader == "gptq" else "weight_g_idx"
+        with pytest.raises(DeviceError, match=f"{name} is on meta, expected a device, where it has values"):
+            read(**meta, **{name: order.to("meta")})
+
+
+class Live(TorchDispatchMode):
+    """The most bytes of results that were there at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+
+    def _gone(self, size: int) -> None:
+        self.now -= size
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        given = {one.untyped_storage().data_ptr() for one in args if isinstance(one, torch.Tensor)}
+        for one in result if isinstance(result, (list, tuple)) else [result]:
+            if isinstance(one, torch.Tensor) and one.untyped_storage().data_ptr() not in given:
+                size = one.untyped_storage().nbytes()
+                self.now += size
+                self.most = max(self.most, self.now)
+                weakref.finalize(one, self._gone, size)
+        return result
+
+
+@pytest.mark.parametrize("reader", list(READERS))
+def test_experts_take_little_room_beside_the_result(reader: str) -> None:
+    """One expert at a time is taken apart."""
+    read, pack = READERS[reader]
+    example = Example(64, 64, 32, shuffle=reader == "gptq")
+    words = {name: one.expand(64, *one.shape) for name, one in pack(example).items()}
+    with Live() as live:
+        weight = read(**words)
+    assert weight.qweight.nbytes <= live.most < 2.5 * weight.nbytes
+    assert np.array_equal(weight[63].dequantize().numpy(), example.dense)
+
+
 # --- errors --------------------------------------------------------------------------------------------------
 
 
@@ -466,6 +547,20 @@ ERRORS = [
     ("gptq", {"g_idx": lambda t: t[:60], "k": 64}, ShapeError, ["g_idx", "(60,)", "(K,) = (64,)"]),
     ("gptq", {"g_idx": lambda t: t + 1}, ShapeError, ["g_idx holds 2 at position 32", "0..1"]),
     ("gptq", {"g_idx": lambda t: t - 1}, ShapeError, ["g_idx holds -1 at position 0", "0..1"]),
+    ("gptq", {"checkpoint_format": {"bits": 4}}, UnsupportedError, ["checkpoint_format is {'bits': 4}", "gptq_v2"]),
+    ("gptq", {"qweight": lambda t: t.to_sparse()}, LayoutError, ["qweight", "torch.sparse_coo", "torch.strided"]),
+    (
+        "gptq",
+        {"g_idx": lambda t: t * 0},
+        UnsupportedError,
+        ["group_size is None", "g_idx puts all columns in group 0 of"],
+    ),
+    (
+        "gptq",
+        {"g_idx": torch.tensor([0, 1] * 2 + [0] * 60, dtype=INT)},
+        UnsupportedError,
+        ["group_size is None, and g_idx puts 62 columns in group 0; expected group_size to be given"],
+    ),
     (
         "gptq",
         {"g_idx": torch.tensor([0, 1] * 2 + [0] * 60, dtype=INT), "group_size": 32},
@@ -513,6 +608,15 @@ ERRORS = [
     ),
     ("compressed-tensors", {"weight_shape": (63, 64)}, ShapeError, ["weight_shape", "(63, 64)", "N = 64"]),
     ("compressed-tensors", {"weight_shape": (64,)}, ShapeError, ["weight_shape", "[64]"]),
+    ("compressed-tensors", {"weight_shape": 5}, DTypeError, ["weight_shape is 5", "two whole numbers, N and K"]),
+    (
+        "compressed-tensors",
+        {"weight_shape": lambda t: t.to("meta")},
+        DeviceError,
+        ["weight_shape is on meta", "where it has values"],
+    ),
+    ("compressed-tensors", {"weight_g_idx": lambda t: t.to("meta")}, DeviceError, ["weight_g_idx is on meta", "cpu"]),
+    ("compressed-tensors", {"weight_g_idx": [0, 1]}, DTypeError, ["weight_g_idx is a list"]),
     ("compressed-tensors", {"weight_shape": (64, 64.0)}, DTypeError, ["weight_shape[1]", "64.0"]),
     ("compressed-tensors", {"weight_shape": torch.ones(2)}, DTypeError, ["weight_shape", "torch.float32"]),
     ("compressed-tensors", {"weight_shape": torch.tensor([64, 64, 1])}, ShapeError, ["weight_shape", "[64, 64, 1]"]),

@@ -420,8 +420,8 @@ def test_whole_k_has_one_group_even_with_an_order() -> None:
         Int4Weight(torch.zeros(2, 40, dtype=torch.uint8), torch.ones(2, 2), perm=perm, k=40, group_size=40)
 
 
-def state(**changes: Any) -> dict[str, torch.Tensor]:
-    out: dict[str, Any] = {**make(experts=2).state_dict(), **changes}
+def state(changes: dict[Any, Any]) -> dict[Any, torch.Tensor]:
+    out: dict[Any, Any] = {**make(experts=2).state_dict(), **changes}
     return {name: value for name, value in out.items() if value is not None}
 
 
@@ -433,6 +433,8 @@ def state(**changes: Any) -> dict[str, torch.Tensor]:
         ({"g_idx": torch.zeros(3)}, ShapeError, ["unknown keys ['g_idx']"]),
         ({"meta": torch.tensor([7, 6, 96, 32, 2])}, UnsupportedError, ["version 7", "expected 1"]),
         ({"meta": torch.tensor([1, 6, 96, 32])}, ShapeError, ["meta has shape (4,)", "(5,)"]),
+        ({"meta": torch.empty(5, dtype=torch.int64, device="meta")}, DeviceError, ["meta is on meta"]),
+        ({1: torch.zeros(3), "g": torch.zeros(3)}, ShapeError, ["unknown keys ['1', 'g']"]),
         ({"meta": torch.tensor([1.0, 6, 96, 32, 2])}, DTypeError, ["meta", "torch.int64"]),
         ({"meta": torch.empty(0, dtype=torch.int64)}, DTypeError, ["meta", "torch.int64"]),
         ({"meta": torch.tensor([1, 6, 96, 32, 3])}, ShapeError, ["(3, 6, 96)", "(2, 6, 96)"]),
@@ -442,7 +444,7 @@ def state(**changes: Any) -> dict[str, torch.Tensor]:
 )
 def test_state_dict_errors(changes: dict[str, Any], error: type[Exception], words: list[str]) -> None:
     with pytest.raises(error) as caught:
-        Int4Weight.from_state_dict(state(**changes))
+        Int4Weight.from_state_dict(state(changes))
     assert str(caught.value).startswith("Int4Weight.from_state_dict: ")
     for word in words:
         assert word in str(caught.value)
@@ -470,6 +472,10 @@ def test_stack_errors(other: Any, error: type[Exception], words: list[str]) -> N
 def test_other_errors() -> None:
     with pytest.raises(ShapeError, match="weights is empty"):
         Int4Weight.stack([])
+    with pytest.raises(DTypeError, match="weights is a NoneType, expected a sequence of Int4Weight"):
+        Int4Weight.stack(None)  # type: ignore[arg-type]
+    with pytest.raises(DTypeError, match="state is a NoneType, expected a mapping of names to tensors"):
+        Int4Weight.from_state_dict(None)  # type: ignore[arg-type]
     with pytest.raises(ShapeError, match=r"index 0 .*\(6, 96\)"):
         make()[0]
     with pytest.raises(IndexError, match="index 2, expected one of 2"):

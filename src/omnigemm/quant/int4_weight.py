@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch.nn.functional import pad
@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 from ..core.dtypes import FLOATS
 from ..core.errors import DeviceError, DTypeError, ShapeError, UnsupportedError
 from . import formats
-from .formats.parts import GROUP_SIZES, ceil_div, check_int, check_shape, check_tensor, dtype_names
+from .formats.parts import GROUP_SIZES, ceil_div, check_int, check_shape, check_tensor, check_values, dtype_names
 from .nibbles import row_blocks, unpack_nibbles
 
 FORMAT_VERSION = 1
@@ -143,7 +143,11 @@ class Int4Weight:
             device = torch.device(device)
         except (TypeError, RuntimeError) as error:
             raise DeviceError(f"Int4Weight.to: device is {device!r}, expected a torch.device or its name") from error
-        moved = {name: tensor.to(device) for name, tensor in self._tensors().items()}
+        try:
+            moved = {name: tensor.to(device) for name, tensor in self._tensors().items()}
+        except (AssertionError, NotImplementedError) as error:  # torch has no such devices, or there are no values
+            why = f"expected one that tensors on {self.device} can be moved to: {error}"
+            raise DeviceError(f"Int4Weight.to: device is {str(device)!r}, {why}") from error
         return self if moved["qweight"] is self.qweight else self._with(moved)
 
     def cpu(self) -> Int4Weight:
@@ -163,12 +167,15 @@ class Int4Weight:
     def from_state_dict(cls, state: Mapping[str, torch.Tensor]) -> Int4Weight:
         """The weight whose state_dict this is."""
         where = "Int4Weight.from_state_dict"
+        if not isinstance(state, Mapping):
+            raise DTypeError(f"{where}: state is a {type(state).__name__}, expected a mapping of names to tensors")
         missing = [name for name in ("qweight", "scales", _META) if name not in state]
         if missing:
+            keys = sorted(map(str, state))
             raise ShapeError(
-                f"{where}: state has keys {sorted(state)} and lacks {missing}, expected qweight, scales and {_META}"
+                f"{where}: state has keys {keys} and lacks {missing}, expected qweight, scales and {_META}"
             )
-        unknown = sorted(set(state) - {"qweight", "scales", "zeros", "perm", _META})
+        unknown = sorted(map(str, set(state) - {"qweight", "scales", "zeros", "perm", _META}))
         if unknown:
             raise ShapeError(
                 f"{where}: state has the unknown keys {unknown}, expected qweight, scales, zeros, perm, meta"
@@ -176,6 +183,7 @@ class Int4Weight:
         meta = state[_META]
         if not isinstance(meta, torch.Tensor) or meta.dtype != torch.int64 or meta.dim() != 1 or not len(meta):
             raise DTypeError(f"{where}: {_META} is {meta!r}, expected a 1-D torch.int64 tensor")
+        check_values(where, _META, meta)
         version, *fields = meta.tolist()
         if version != FORMAT_VERSION:
             raise UnsupportedError(f"{where}: {_META} says version {version}, expected {FORMAT_VERSION}")
@@ -199,6 +207,8 @@ class Int4Weight:
     def stack(cls, weights: Sequence[Int4Weight]) -> Int4Weight:
         """Weights of equal size and group size as the experts of one."""
         where = "Int4Weight.stack"
+        if not isinstance(weights, Iterable):
+            raise DTypeError(f"{where}: weights is a {type(weights).__name__}, expected a sequence of Int4Weight")
         weights = list(weights)
         if not weights:
             raise ShapeError(f"{where}: weights is empty, expected at least one Int4Weight")

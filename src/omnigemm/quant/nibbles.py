@@ -28,7 +28,8 @@ def words_to_bytes(words: torch.Tensor, k: int) -> torch.Tensor:
     """
     *lead, count = words.shape
     # Flat first: a dimension of size 1 may have any stride, which view does not take.
-    data = words.contiguous().reshape(-1).view(torch.uint8).reshape(*lead, 4 * count)
+    flat = words.contiguous().as_strided((words.numel(),), (1,))
+    data = flat.view(torch.uint8).reshape(*lead, 4 * count)
     return data[..., : (k + 1) // 2].contiguous()
 
 
@@ -41,7 +42,10 @@ def row_blocks(rows: int, columns: int, block: int = BLOCK) -> list[slice]:
 def gather_columns(packed: torch.Tensor, k: int, perm: torch.Tensor) -> torch.Tensor:
     """Packed [.., N, ceil(k/2)] with column perm[j], of perm [.., Kp], at j; -1 gives 8, the weight zero."""
     if packed.dim() == 3:
-        return torch.stack([gather_columns(p, k, order) for p, order in zip(packed, perm, strict=True)])
+        out = packed.new_empty(*packed.shape[:-1], (perm.shape[-1] + 1) // 2)
+        for target, one, order in zip(out, packed, perm, strict=True):
+            target.copy_(gather_columns(one, k, order))
+        return out
     index = torch.where(perm < 0, k, perm).long()
     out = packed.new_empty(packed.shape[0], (perm.shape[0] + 1) // 2)
     for rows in row_blocks(packed.shape[0], perm.shape[0]):

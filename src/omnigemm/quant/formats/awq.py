@@ -19,6 +19,7 @@ from .parts import (
     find_groups,
     finish,
     logical_size,
+    one_by_one,
 )
 
 WHERE = "from_awq"
@@ -59,11 +60,13 @@ def from_awq(
 def _repack(qweight: torch.Tensor, n: int) -> torch.Tensor:
     """int32 [.., K, W] -> bytes [.., N, ceil(K/2)], one of a word's eight columns at a time."""
     *lead, k, words = qweight.shape
+    if lead:
+        return one_by_one(qweight, (n, ceil_div(k, 2)), lambda one: _repack(one, n))
     if k % 2:
         qweight = pad(qweight, (0, 0, 0, 1))
-    even, odd = qweight[..., 0::2, :], qweight[..., 1::2, :]
-    out = torch.empty(*lead, words, 8, ceil_div(k, 2), dtype=torch.uint8, device=qweight.device)
+    even, odd = qweight[0::2], qweight[1::2]
+    out = torch.empty(words, 8, ceil_div(k, 2), dtype=torch.uint8, device=qweight.device)
     for j, shift in enumerate(SHIFTS):
         pairs = ((even >> shift) & 15) | (((odd >> shift) & 15) << 4)
-        out[..., j, :] = pairs.to(torch.uint8).mT
-    return out.flatten(-3, -2)[..., :n, :].contiguous()
+        out[:, j] = pairs.to(torch.uint8).mT
+    return out.flatten(0, 1)[:n].contiguous()

@@ -18,6 +18,7 @@ from .parts import (
     Parts,
     check_shape,
     check_tensor,
+    check_values,
     check_words,
     find_groups,
     finish,
@@ -43,8 +44,11 @@ def from_compressed_tensors(
     experts = "E, " if lead else ""
     n, words = weight_packed.shape[-2:]
     check_shape(WHERE, "weight_scale", weight_scale, (*lead, n, None), f"({experts}N, G)")
-    if isinstance(weight_g_idx, torch.Tensor) and bool((weight_g_idx == -1).all()) and words:
-        weight_g_idx = None  # how these files say that the columns are in order
+    if weight_g_idx is not None:
+        check_tensor(WHERE, "weight_g_idx", weight_g_idx, (torch.int32, torch.int64), weight_packed)
+        check_values(WHERE, "weight_g_idx", weight_g_idx)
+        if bool((weight_g_idx == -1).all()) and words:
+            weight_g_idx = None  # how these files say that the columns are in order
     k = 8 * words
     if weight_shape is not None:
         rows, k = _read_shape(weight_shape)
@@ -53,7 +57,7 @@ def from_compressed_tensors(
                 f"{WHERE}: weight_shape is {(rows, k)}, expected N = {n}, the rows of weight_packed "
                 f"{tuple(weight_packed.shape)}"
             )
-    elif isinstance(weight_g_idx, torch.Tensor) and weight_g_idx.dim():
+    elif weight_g_idx is not None and weight_g_idx.dim():
         k = weight_g_idx.shape[-1]
     check_words(WHERE, "weight_packed", weight_packed, -1, k, "K")
     zeros = None
@@ -83,10 +87,13 @@ def _read_shape(weight_shape: torch.Tensor | Sequence[int]) -> tuple[int, int]:
     if isinstance(weight_shape, torch.Tensor):
         if weight_shape.dtype not in (torch.int32, torch.int64):
             raise DTypeError(f"{WHERE}: weight_shape has dtype {weight_shape.dtype}, expected torch.int32 or int64")
+        check_values(WHERE, "weight_shape", weight_shape)
         rows = weight_shape.reshape(-1, 2).tolist() if weight_shape.numel() % 2 == 0 else []
         if weight_shape.dim() not in (1, 2) or not rows or any(row != rows[0] for row in rows):
             raise ShapeError(f"{WHERE}: weight_shape is {weight_shape.tolist()}, expected {expected}")
         weight_shape = rows[0]
+    elif not isinstance(weight_shape, Sequence):
+        raise DTypeError(f"{WHERE}: weight_shape is {weight_shape!r}, expected {expected}")
     sizes = list(weight_shape)
     if len(sizes) != 2:
         raise ShapeError(f"{WHERE}: weight_shape is {sizes}, expected {expected}")

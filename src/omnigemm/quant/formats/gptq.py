@@ -2,7 +2,7 @@
 
 qweight int32 [ceil(K/8), N]: bits 4i..4i+3 of word r are the value of input column 8r + i.
 qzeros int32 [G, ceil(N/8)]: bits 4i..4i+3 of word c belong to output column 8c + i. Format "gptq" stores the
-zero point minus one, "gptq_v2" the zero point.
+zero point minus one in four bits, so 0 as 15; "gptq_v2" the zero point.
 scales [G, N]. g_idx int32 [K]: the group of each input column, k // group_size unless act-order.
 """
 
@@ -39,7 +39,7 @@ def from_gptq(
     k: int | None,
 ) -> Parts:
     """The canonical parts of a GPTQ weight, or of a stack of them with experts first."""
-    if checkpoint_format not in ZERO_OFFSET:
+    if not isinstance(checkpoint_format, str) or checkpoint_format not in ZERO_OFFSET:
         raise UnsupportedError(
             f"{WHERE}: checkpoint_format is {checkpoint_format!r}, expected 'gptq' or 'gptq_v2' "
             "('marlin' is read by from_marlin)"
@@ -63,7 +63,6 @@ def from_gptq(
         check_shape(WHERE, "qzeros", qzeros, (*lead, scales.shape[-2], None), f"({experts}G, ceil(N/8))")
         check_words(WHERE, "qzeros", qzeros, -1, n, "N")
         stored = unpack_nibbles(words_to_bytes(qzeros, n), n)
-        # Stored 15 means 16 in the first format: kernels that wrap it to 0 shift the whole group.
-        zeros = (stored + ZERO_OFFSET[checkpoint_format]).mT
+        zeros = ((stored + ZERO_OFFSET[checkpoint_format]) & 15).mT
     groups = find_groups(WHERE, k=k, group_size=group_size, scales=scales, scales_name="scales", axis=-2, g_idx=g_idx)
     return finish(words_to_bytes(qweight.mT, k), scales.mT, zeros, k, groups)

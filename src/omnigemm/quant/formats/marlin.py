@@ -14,7 +14,7 @@ import torch
 
 from ...core.dtypes import FLOATS
 from ...core.errors import ShapeError, UnsupportedError
-from .parts import Parts, ceil_div, check_shape, check_tensor, find_groups, finish, logical_size
+from .parts import Parts, ceil_div, check_shape, check_tensor, find_groups, finish, logical_size, one_by_one
 
 WHERE = "from_marlin"
 
@@ -43,7 +43,7 @@ def from_marlin(b: torch.Tensor, s: torch.Tensor, *, n: int | None, k: int | Non
         raise ShapeError(f"{WHERE}: k is {k}, expected {stored_k} or less by under 16, from b {tuple(b.shape)}")
     groups = find_groups(WHERE, k=k, group_size=group_size, scales=s, scales_name="s", axis=-2)
     scales = _unpermute_scales(s)[..., :n]
-    qweight = _unpermute_weight(b)[..., :n, : ceil_div(k, 2)].contiguous()
+    qweight = _unpermute_weight(b, n, ceil_div(k, 2))
     return finish(qweight, scales.mT, None, k, groups)
 
 
@@ -55,17 +55,17 @@ def _unpermute_scales(s: torch.Tensor) -> torch.Tensor:
     return torch.unflatten(s, -1, (n // 64, 8, 8)).mT.flatten(-3)
 
 
-def _unpermute_weight(b: torch.Tensor) -> torch.Tensor:
-    """int32 [.., K/16, 2N] -> bytes [.., N, K/2]; values p and p + 4 of a word share a byte."""
+def _unpermute_weight(b: torch.Tensor, n: int, length: int) -> torch.Tensor:
+    """int32 [.., K/16, 2N] -> bytes [.., n, length] of [.., N, K/2]; values p and p + 4 of a word share a byte."""
     *lead, rows, words = b.shape
+    if lead:
+        return one_by_one(b, (n, length), lambda one: _unpermute_weight(one, n, length))
     chunks = words // 128
     # Axes: row, chunk, lane // 4, lane % 4, j.
-    source = b.reshape(*lead, rows, chunks, 8, 4, 4)
+    source = b.reshape(rows, chunks, 8, 4, 4)
     # Axes: chunk, j, (p >> 1) & 1, lane // 4 make the output column; row, p & 1, lane % 4 the byte.
-    out = torch.empty(*lead, chunks, 4, 2, 8, rows, 2, 4, dtype=torch.uint8, device=b.device)
-    axes = len(lead)
-    order = [*range(axes), *(axes + axis for axis in (1, 4, 2, 0, 3))]
+    out = torch.empty(chunks, 4, 2, 8, rows, 2, 4, dtype=torch.uint8, device=b.device)
     for p in range(4):
         pairs = ((source >> (4 * p)) & 15) | ((source >> (4 * p + 12)) & 240)
-        out[..., p >> 1, :, :, p & 1, :] = pairs.to(torch.uint8).permute(order)
-    return out.reshape(*lead, 64 * chunks, 8 * rows)
+        out[..., p >> 1, :, :, p & 1, :] = pairs.to(torch.uint8).permute(1, 4, 2, 0, 3)
+    return out.reshape(64 * chunks, 8 * rows)[:n, :length].contiguous()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 
-from ...core.errors import DeviceError, DTypeError, ShapeError, UnsupportedError
+from ...core.errors import DeviceError, DTypeError, LayoutError, ShapeError, UnsupportedError
 from ..nibbles import gather_columns
 
 GROUP_SIZES = (32, 64, 128)
@@ -48,6 +48,8 @@ def check_tensor(
         raise DTypeError(f"{where}: {name} is a {type(tensor).__name__}, expected a torch.Tensor")
     if tensor.dtype not in dtypes:
         raise DTypeError(f"{where}: {name} has dtype {tensor.dtype}, expected {dtype_names(dtypes)}")
+    if tensor.layout != torch.strided:
+        raise LayoutError(f"{where}: {name} has layout {tensor.layout}, expected torch.strided")
     if like is None:
         if tensor.dim() not in (2, 3):
             raise ShapeError(
@@ -56,6 +58,12 @@ def check_tensor(
         return
     if tensor.device != like.device:
         raise DeviceError(f"{where}: {name} is on {tensor.device}, expected {like.device} like the packed weight")
+
+
+def check_values(where: str, name: str, tensor: torch.Tensor) -> None:
+    """It must have some, because they decide shapes."""
+    if tensor.is_meta:
+        raise DeviceError(f"{where}: {name} is on meta, expected a device, where it has values")
 
 
 def check_shape(where: str, name: str, tensor: torch.Tensor, wanted: Sequence[int | None], meaning: str) -> None:
@@ -91,6 +99,16 @@ def check_words(where: str, name: str, tensor: torch.Tensor, axis: int, values: 
     )
 
 
+def one_by_one(
+    words: torch.Tensor, shape: tuple[int, int], repack: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """The bytes of each expert, of that shape: what repacking takes besides is that of one."""
+    out = torch.empty(words.shape[0], *shape, dtype=torch.uint8, device=words.device)
+    for target, one in zip(out, words, strict=True):
+        target.copy_(repack(one))
+    return out
+
+
 def logical_size(where: str, name: str, given: int | None, natural: int) -> int:
     """The size the caller gave, or else the one that the shapes say."""
     if given is None:
@@ -113,10 +131,11 @@ def find_groups(
     g_idx_name: str = "g_idx",
 ) -> Groups:
     """The group size and, where g_idx is not k // size, the order that brings a group's columns together."""
-    count = scales.shape[axis]
+    count = total = scales.shape[axis]
     kept = None
     if g_idx is not None:
         check_tensor(where, g_idx_name, g_idx, (torch.int32, torch.int64), scales)
+        check_values(where, g_idx_name, g_idx)
         lead = tuple(scales.shape[:-2])
         check_shape(where, g_idx_name, g_idx, (*lead, k), "(E, K)" if lead else "(K,)")
         g_idx = g_idx.long()
@@ -128,8 +147,17 @@ def find_groups(
             kept = used.nonzero().flatten()
             g_idx = (used.cumsum(0) - 1)[g_idx]
             count = kept.numel()
-    size = _resolve_size(where, group_size, k, count)
-    in_order = g_idx is None or bool((g_idx == torch.arange(k, dtype=torch.int64, device=g_idx.device) // size).all())
+            if group_size is None and count == 1:
+                # A slice within a group, or zeros that say nothing: what is multiplied by which scale is not known.
+                raise UnsupportedError(
+                    f"{where}: group_size is None, and {g_idx_name} puts all columns in group {int(kept[0])} of "
+                    f"{total}; expected group_size to be given, or no {g_idx_name} if it says nothing"
+                )
+    own = 0 if g_idx is None else _whole_groups(g_idx, count)  # where there is one, it decides
+    size = own if own and group_size is None else _resolve_size(where, group_size, k, count)
+    in_order = g_idx is None or _in_order(g_idx, size)
+    if not in_order and 0 < own <= size:
+        size, in_order = own, True
     if g_idx is None or in_order or size % 32:
         wanted = ceil_div(k, size)
         if count != wanted:
@@ -139,7 +167,7 @@ def find_groups(
             meaning = f"({', '.join(['E'] * (len(shape) - 2) + letters)})"
             check_shape(where, scales_name, scales, shape, meaning)
         return Groups(size, None, kept)
-    return Groups(size, _sort_columns(where, g_idx_name, g_idx, count, size), kept)
+    return Groups(size, _sort_columns(where, g_idx_name, g_idx, count, size, group_size is not None), kept)
 
 
 def finish(qweight: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, k: int, groups: Groups) -> Parts:
@@ -147,7 +175,7 @@ def finish(qweight: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | No
     if groups.kept is not None:
         scales = scales[..., groups.kept]
         zeros = None if zeros is None else zeros[..., groups.kept]
-    if zeros is not None and bool((zeros == 8).all()):
+    if zeros is not None and not zeros.is_meta and bool((zeros == 8).all()):
         zeros = None
     if groups.perm is not None:
         qweight = gather_columns(qweight, k, groups.perm)
@@ -187,6 +215,17 @@ def _resolve_size(where: str, group_size: int | None, k: int, count: int) -> int
     return group_size
 
 
+def _in_order(g_idx: torch.Tensor, size: int) -> bool:
+    return bool((g_idx == torch.arange(g_idx.shape[-1], dtype=torch.int64, device=g_idx.device) // size).all())
+
+
+def _whole_groups(g_idx: torch.Tensor, count: int) -> int:
+    """The group size of columns that are in order, as g_idx alone tells it; 0 if it does not."""
+    k = g_idx.shape[-1]
+    size = int((g_idx.reshape(-1, k)[0] == 0).sum()) if g_idx.numel() else 0
+    return size if size and size % 32 == 0 and ceil_div(k, size) == count and _in_order(g_idx, size) else 0
+
+
 def _check_range(where: str, name: str, g_idx: torch.Tensor, count: int) -> None:
     bad = ((g_idx < 0) | (g_idx >= count)).flatten().nonzero()
     if bad.numel():
@@ -197,7 +236,7 @@ def _check_range(where: str, name: str, g_idx: torch.Tensor, count: int) -> None
         )
 
 
-def _sort_columns(where: str, name: str, g_idx: torch.Tensor, count: int, size: int) -> torch.Tensor:
+def _sort_columns(where: str, name: str, g_idx: torch.Tensor, count: int, size: int, given: bool) -> torch.Tensor:
     """perm [.., count * size]: columns by group, in their own order inside a group, -1 in unused places."""
     k = g_idx.shape[-1]
     flat = g_idx.reshape(-1, k)
@@ -205,10 +244,10 @@ def _sort_columns(where: str, name: str, g_idx: torch.Tensor, count: int, size: 
     members.scatter_add_(1, flat, torch.ones_like(flat))
     if int(members.max()) > size:
         at = int(members.flatten().argmax())
-        raise ShapeError(
-            f"{where}: {name} puts {int(members.max())} columns in group {at % count}, "
-            f"expected at most group_size = {size}"
-        )
+        puts = f"{name} puts {int(members.max())} columns in group {at % count}"
+        if not given:  # a slice has fewer columns than its groups had
+            raise UnsupportedError(f"{where}: group_size is None, and {puts}; expected group_size to be given")
+        raise ShapeError(f"{where}: {puts}, expected at most group_size = {size}")
     ordered, columns = flat.sort(dim=1, stable=True)
     first = members.cumsum(1) - members
     places = torch.arange(k, dtype=torch.int64, device=flat.device)
