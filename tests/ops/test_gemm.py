@@ -144,6 +144,21 @@ def test_alpha_beta(dtype: torch.dtype, beta: float, alpha: float) -> None:
         check(omnigemm.gemm(batched, b, c, alpha=alpha, beta=beta), batched, b, c, alpha, beta)
 
 
+@pytest.mark.parametrize("alpha", [0.0, -0.0, 1e-46])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_alpha_that_is_0_in_fp32(dtype: torch.dtype, alpha: float) -> None:
+    """Sizes at which torch's own batches in bf16 leave the result as it was. Nothing of A and B shows."""
+    for lead in ((), (2,)):
+        a, b = torch.full((*lead, 64, 16), NAN, dtype=dtype), floats(*lead, 16, 8, dtype=dtype)
+        c = floats(*lead, 64, 8, dtype=dtype)
+        for out_dtype in (dtype, torch.float32):
+            out = torch.full((*lead, 64, 8), 7.0, dtype=out_dtype)
+            assert not omnigemm.gemm(a, b, alpha=alpha, out=out).any()
+            assert not omnigemm.gemm(a, b, c, alpha=alpha, out_dtype=out_dtype).any()
+            want = (0.5 * c.float()).to(out_dtype)
+            assert torch.equal(omnigemm.gemm(a, b, c, alpha=alpha, beta=0.5, out_dtype=out_dtype), want)
+
+
 def test_c_may_have_the_type_of_the_result() -> None:
     a, b = floats(5, 6, dtype=torch.bfloat16), floats(6, 7, dtype=torch.bfloat16)
     c = floats(5, 7)
@@ -255,6 +270,21 @@ def test_a_column_slice_may_share_a_buffer_with_an_input() -> None:
     check(buffer[:, 6:10], before[:, :6], b, before[:, 12:], 1.0, 1.0)
     assert torch.equal(buffer[:, :6], before[:, :6])
     assert torch.equal(buffer[:, 10:], before[:, 10:])
+
+
+def test_slices_of_any_dimension_may_share_a_buffer_with_an_input() -> None:
+    """As heads of one projection lie, and columns that are turned."""
+    tokens = floats(5, 3, 2, 8)
+    query, key, value = (tokens[:, i].transpose(0, 1) for i in range(3))
+    want = query @ key.mT @ value
+    omnigemm.gemm(omnigemm.gemm(query, key.mT), value, out=key)
+    assert torch.allclose(key, want)
+    omnigemm.gemm(query, floats(8, 8), out=tokens[:, 1].transpose(0, 1))
+    halves = floats(32, 64)
+    want = halves[:, 32:].t() @ torch.ones(32, 32)
+    assert torch.allclose(omnigemm.gemm(halves[:, 32:].t(), torch.ones(32, 32), out=halves[:, :32].t()), want)
+    with pytest.raises(omnigemm.LayoutError, match=r"out \(32, 32\) shares memory with b"):
+        omnigemm.gemm(torch.ones(32, 32), halves[:, 32:].t(), out=halves[:, 31:63].t())
 
 
 def test_row_slices_may_share_a_buffer_with_an_input() -> None:

@@ -209,14 +209,20 @@ def test_small_integers_are_exact(kernel: CpuKernel, dtype: torch.dtype) -> None
     assert torch.equal(out.double(), reference.linear(a, dequantized(w)))
 
 
+@pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("group", [32, 0])
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
 @every_form
-def test_special_activations_stay_in_their_row(kernel: CpuKernel, value: float, group: int, dtype: torch.dtype) -> None:
-    """Padding must not turn an infinity into NaN: columns that do not exist are not multiplied."""
+def test_special_activations_stay_in_their_row(
+    kernel: CpuKernel, value: float, group: int, symmetric: bool, dtype: torch.dtype
+) -> None:
+    """Padding must not turn an infinity into NaN: columns that do not exist are not multiplied, and nothing that is
+    taken back afterwards is infinite."""
     for act_order in (False, True):
-        w = int4_weight(9, 51, group, act_order=act_order, dtype=dtype)
+        w = int4_weight(9, 51, group, symmetric=symmetric, act_order=act_order, dtype=dtype)
         w.qweight.copy_(w.qweight | 0x99)  # no weight is 0
+        if w.zeros is not None:
+            w.zeros.copy_(w.zeros % 8)
         for column in (0, 50):
             a = floats(3, 51, dtype=dtype)
             a[1, column] = value
@@ -225,6 +231,17 @@ def test_special_activations_stay_in_their_row(kernel: CpuKernel, value: float, 
             exact = reference.linear(a, dequantized(w)).float()
             torch.testing.assert_close(out[1].float(), exact[1], rtol=0, atol=0, equal_nan=True)
             assert bool(out[0::2].isfinite().all())
+
+
+@pytest.mark.parametrize(("size", "others"), [(1e-9, 3e3), (3e4, 1e-5), (1e-5, 1.0)])
+def test_weights_that_fp16_has_no_room_for(size: float, others: float) -> None:
+    """Scales in bf16 may be far beyond fp16, and the result within."""
+    (dense,) = (kernel for kernel in KERNELS if kernel.name == "dense")
+    w = omnigemm.quantize_int4((size * torch.randn(48, 256)).bfloat16())
+    a, out = (others * torch.randn(99, 256)).half(), torch.full((99, 48), float("nan"), dtype=torch.float16)
+    problem = omnigemm.plan("int4_gemm", m=99, n=48, k=256, dtype="fp16", group_size=128).problem
+    dense.bind(problem)(out, a, parts_of(w), None)
+    check(out, a, w)
 
 
 @every_form

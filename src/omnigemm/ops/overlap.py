@@ -7,7 +7,7 @@ reaches follows from its signature: a call that comes again has only addresses t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -88,28 +88,33 @@ class ListReach:
 
 
 def overlap(x: Tensor, y: Tensor) -> bool:
-    """Whether two tensors share bytes. Column slices of one buffer are told apart; other interleavings are not."""
+    """Whether two tensors share bytes, as far as can be told: slices of one buffer along any dimension are told apart,
+    however they are turned, and some other interleavings are not."""
     if x.device != y.device or x.numel() == 0 or y.numel() == 0:
         return False
     (x0, x1), (y0, y1) = span(x), span(y)
     if x1 <= y0 or y1 <= x0:
         return False
-    # Rows of both lie at multiples of one pitch, so they meet only if their columns do.
-    pitch = math.gcd(_pitch(x), _pitch(y))
-    shift = (y0 - x0) % pitch if pitch else 0
-    return shift < _row_bytes(x) or shift + _row_bytes(y) > pitch
+    # Where rows of both lie at multiples of one pitch, they meet only if their columns do. A row may be any dimensions.
+    pitches = {step for tensor in (x, y) for _, step in _steps(tensor)}
+    pitches.add(math.gcd(*(step for tensor in (x, y) for _, step in _steps(tensor, rows=True))))
+    return not any(_apart(x, y, (y0 - x0) % pitch, pitch) for pitch in pitches if pitch)
 
 
-def _row_bytes(tensor: Tensor) -> int:
-    """From a row's first byte past its last."""
-    steps = (tensor.size(-1) - 1) * tensor.stride(-1) if tensor.dim() else 0
-    return (steps + 1) * tensor.element_size()
+def _steps(tensor: Tensor, rows: bool = False) -> Iterator[tuple[int, int]]:
+    """Size and stride in bytes of each dimension, or of those of `rows`: all but the last."""
+    sizes, strides, item = tensor.shape, tensor.stride(), tensor.element_size()
+    for i in range(tensor.dim() - rows):
+        if sizes[i] > 1:
+            yield sizes[i], strides[i] * item
 
 
-def _pitch(tensor: Tensor) -> int:
-    """What all distances between rows are multiples of, in bytes; 0 for a single row."""
-    outer = zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)
-    return math.gcd(*(stride for size, stride in outer if size > 1)) * tensor.element_size()
+def _apart(x: Tensor, y: Tensor, shift: int, pitch: int) -> bool:
+    """Whether rows at multiples of the pitch, those of y by `shift` later than those of x, have no column in common."""
+    first, second = (
+        one.element_size() + sum((size - 1) * step for size, step in _steps(one) if step % pitch) for one in (x, y)
+    )
+    return first <= shift and shift + second <= pitch
 
 
 def overlaps_itself(tensor: Tensor) -> bool:

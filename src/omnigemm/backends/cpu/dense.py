@@ -10,11 +10,17 @@ from ...core.problem import Problem
 from .isa import bf16_products_are_safe, has_amx_bf16, native_halves
 from .kernel import CpuKernel, blocks, no, yes
 
+_NO_ALPHA = 2.0**-150  # up to which fp32 has 0 for it
+
 
 def product(out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, alpha: float, beta: float) -> None:
     """out = alpha a b + beta c, by torch, in one rounding; any strides."""
-    if beta != 0.0 and c is not None and a.size(-1) == 0:
-        out.copy_(c.float() * beta)  # torch would round beta to the type of C
+    if a.size(-1) == 0 or abs(alpha) <= _NO_ALPHA:
+        # torch would round beta to the type of C; and of batches in bf16 it may write nothing at all.
+        if c is None or beta == 0.0:
+            out.zero_()
+        else:
+            out.copy_(c.float() * beta)
     elif a.dim() == 3 or b.dim() == 3:
         _batched(out, a, b, c, alpha, beta)
     elif beta == 0.0 or c is None:
@@ -43,6 +49,9 @@ def _batched(out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, alpha: float, 
 
 def product_fp32(out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, alpha: float, beta: float) -> None:
     """The same through fp32 copies, a block of columns at a time, always into the same memory."""
+    if abs(alpha) <= _NO_ALPHA:
+        product(out, a, b, c, alpha, beta)
+        return
     wide = a.float()
     parts = blocks(b.size(-1), b.size(-2))
     # empty_like keeps the order of strides, so a transposed weight is copied along its rows.

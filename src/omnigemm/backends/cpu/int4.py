@@ -85,6 +85,7 @@ def _packed_multiply(out: Tensor, a: Tensor, weight: Int4Parts, bias: Tensor | N
     if form.offset_error is not None:
         # The error of an offset is shared by its whole group, so activations that do not average out would add it up.
         sums = x.float().unflatten(1, (-1, form.group)).sum(2)
+        sums = torch.where(sums.isfinite(), sums, 0.0)  # what is not finite is in the product already
         y = torch.addmm(y.float(), sums, form.offset_error)
     out.copy_(y if bias is None else y + bias.float())
 
@@ -155,8 +156,15 @@ def _blocks_multiply(out: Tensor, a: Tensor, weight: Int4Parts, bias: Tensor | N
 # ----------------------------------------------------------------------------------------------------- dense
 
 
+_FEWEST, _MOST = 2.0**-14, torch.finfo(torch.float16).max / 16  # scales of which fp16 has all multiples
+
+
 def _dense(weight: Int4Parts, dtype: torch.dtype) -> Tensor:
-    """The weight in the order of its stored columns."""
+    """The weight in the order of its stored columns; nothing where fp16 has no room for it."""
+    if dtype == torch.float16:
+        scales = weight.scales.float().abs()
+        if not bool(((scales <= _MOST) & ((scales >= _FEWEST) | (scales == 0.0))).all()):
+            return scales.new_empty(0)
     full = torch.empty(weight.n, weight.qweight.size(1) * 2, dtype=dtype, device=weight.qweight.device)
     unpacker = _Unpacker(weight)
     for rows in unpacker.blocks:
@@ -167,7 +175,7 @@ def _dense(weight: Int4Parts, dtype: torch.dtype) -> Tensor:
 def _dense_multiply(out: Tensor, a: Tensor, weight: Int4Parts, bias: Tensor | None) -> None:
     nbytes = weight.qweight.numel() * 4
     form = store.get(weight.qweight, ("dense", a.dtype), weight.companions(), nbytes, lambda: _dense(weight, a.dtype))
-    if form is None:
+    if form is None or form.numel() == 0:
         _blocks_multiply(out, a, weight, bias)
         return
     x = in_stored_order(a, weight, form.size(1), a.dtype)
