@@ -363,3 +363,14 @@ def test_numbers_of_rows_that_are_not_known_while_tracing() -> None:
             given = torch.randn(5, 300), torch.tensor(count), indices([1, count])
             for result, expected in zip(traced(*given), products(*given), strict=True):
                 assert torch.equal(result, expected)
+
+
+def test_factors_of_whole_numbers() -> None:
+    """As in eager mode, where they are taken as numbers."""
+    a, b = [floats(3, 4), floats(2, 4)], [floats(4, 5), floats(4, 5)]
+
+    def scaled(alpha: Tensor) -> list[Tensor]:
+        return omnigemm.grouped_gemm(a, b, alpha=alpha)
+
+    alpha = torch.tensor([1, 2])
+    assert_equal(torch.compile(scaled, fullgraph=True, backend="aot_eager")(alpha), scaled(alpha))

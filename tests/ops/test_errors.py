@@ -555,3 +555,48 @@ def test_outs_that_overlap_each_other() -> None:
 def test_column_slices_of_a_batch_may_share_a_buffer() -> None:
     buffer, b = floats(2, 4, 16), floats(8, 8)
     gemm(buffer[:, :, :8], b, out=buffer[:, :, 8:])
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_an_inference_tensor_is_refused_before_it_is_written(listed: bool) -> None:
+    """Outside of inference mode, as torch does, but torch writes it first."""
+    a, b = floats(2, 4), floats(4, 3)
+    with torch.inference_mode():
+        out = torch.full((2, 3), SENTINEL)
+        assert gemm(a, b, out=out.clone()).is_inference()
+
+    def call() -> None:
+        if listed:
+            grouped_gemm([a], [b], out=[out])
+        else:
+            gemm(a, b, out=out)
+
+    gemm(a, b, out=torch.empty(2, 3))  # is remembered, and would serve this one
+    for _ in range(2):
+        with pytest.raises(LayoutError, match=r"gemm: out is an inference tensor, expected .* torch\.inference_mode"):
+            call()
+    assert bool((out == SENTINEL).all())
+    with torch.inference_mode():
+        call()
+    assert torch.allclose(out, a @ b)
+
+
+def test_numbers_of_numpy() -> None:
+    a, b = floats(2, 4), floats(4, 3)
+    assert torch.equal(gemm(a, b, alpha=np.float32(0.5)), gemm(a, b, alpha=0.5))
+    assert torch.equal(gemm(a, b, alpha=np.int64(2)), gemm(a, b, alpha=2.0))
+    codes = int8s(2, 4), int8s(3, 4)
+    given = omnigemm.int8_gemm(*codes, np.float16(0.5), np.int8(2), a_zero=np.int32(3))
+    assert torch.equal(given, omnigemm.int8_gemm(*codes, 0.5, 2.0, a_zero=3))
+    with pytest.raises(DTypeError, match=r"alpha is np\.True_, expected a number"):
+        gemm(a, b, alpha=np.True_)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("operands", "named", "words"),
+    [((), {}, "missing a required argument: 'a'"), ((1, 2), {"alhpa": 1.0}, "unexpected keyword argument 'alhpa'")],
+)
+def test_arguments_of_a_plan_that_do_not_fit(operands: tuple[int, ...], named: dict[str, float], words: str) -> None:
+    plan = omnigemm.plan("gemm", m=2, n=3, k=4, dtype="fp32")
+    with pytest.raises(TypeError, match=f"^gemm: .*{words}"):
+        plan.run(*operands, **named)

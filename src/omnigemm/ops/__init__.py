@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from ..core.errors import OmniGemmError
 from ..core.plan import Plan
 from . import _plans
+from ._operation import Operation
 from .fp8 import FP8_GEMM, fp8_gemm
 from .gemm import GEMM, gemm
 from .grouped_k import GROUPED_K_CONTIGUOUS, grouped_gemm_k_contiguous
@@ -32,13 +34,25 @@ OPERATIONS = {
 
 def run_plan(plan: Plan, operands: tuple[Any, ...], named: dict[str, Any], out: Any, workspace: Any = None) -> Any:
     operation = OPERATIONS[plan.problem.op]
-    given = operation.collect(*operands, **named)
+    try:
+        given = operation.collect(*operands, **named)
+    except TypeError:
+        _need_arguments(operation, operands, named)
+        raise
     try:
         return _plans.run_plan(operation, plan, given, out, workspace)
     except RuntimeError as error:
         if not isinstance(error, OmniGemmError):
             operation.check(given, out, None)  # as in `_library.call`
         raise
+
+
+def _need_arguments(operation: Operation, operands: tuple[Any, ...], named: dict[str, Any]) -> None:
+    """Python's error for arguments that do not fit, with the operation's name in it."""
+    try:
+        inspect.signature(operation.collect).bind(*operands, **named)
+    except TypeError as error:
+        raise TypeError(f"{operation.name}: {error}") from None
 
 
 __all__ = [

@@ -135,7 +135,8 @@ def _numbers(name: str, value: Any, a: Sequence[Tensor]) -> list[float] | Tensor
         if value.device.type != "cpu":
             return value
         if torch.compiler.is_compiling():  # in a graph it has no numbers yet, so they go where the matrices are
-            return value.to(a[0].device if a else "cpu", torch.float32 if value.is_floating_point() else value.dtype)
+            kept = value.dtype == torch.bool or value.is_complex()  # which are refused
+            return value.to(a[0].device if a else "cpu", value.dtype if kept else torch.float32)
         value = value.item() if value.numel() == 1 else value.tolist()
     if is_number(value):
         return [need_number(_OP, name, value)] * count

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -90,8 +91,9 @@ def _describe(operands: Operands, spec: OutSpec) -> Problem:
 
 
 def _zero(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
         raise DTypeError(f"{_OP}: a_zero is a {type(value).__name__}, expected a tensor or a whole number")
+    value = int(value)
     if not -(2**31) <= value < 2**31:
         what = f"is {value}" if abs(value) < 2**64 else f"has {value.bit_length()} bits"
         raise DTypeError(f"{_OP}: a_zero {what}, expected a whole number that fits int32")
