@@ -210,6 +210,10 @@ X, W = torch.ones(4, 8), torch.ones(8)
         (lambda: rms_norm_quantize(X, W, eps=-1e-6), UnsupportedError, ["eps is -1e-06", ">= 0"]),
         (lambda: rms_norm_quantize(X, W, eps=math.nan), UnsupportedError, ["eps is nan"]),
         (lambda: rms_norm_quantize(X, W, eps="1"), DTypeError, ["eps is '1'"]),  # type: ignore[arg-type]
+        (lambda: rms_norm_quantize(X, W, eps=10**400), DTypeError, ["eps has 1329 bits", "fits fp32"]),
+        (lambda: rms_norm_quantize(X, W.to_sparse()), LayoutError, ["weight is a sparse_coo tensor", "dense"]),
+        (lambda: rms_norm_quantize(X, W, residual=X.to_sparse()), LayoutError, ["residual is a sparse_coo tensor"]),
+        (lambda: swiglu_quantize(X.to_sparse_csr()), LayoutError, ["swiglu_quantize: x is a sparse_csr tensor"]),
         (lambda: rms_norm_quantize(X, W, residual=X[:2]), ShapeError, ["residual has shape (2, 8)", "(4, 8)"]),
         (lambda: rms_norm_quantize(X, W, residual=X), LayoutError, ["residual shares memory with x"]),
         (

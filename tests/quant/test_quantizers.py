@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnigemm.core.errors import DTypeError, ShapeError, UnsupportedError
+from omnigemm.core.errors import DTypeError, LayoutError, ShapeError, UnsupportedError
 from omnigemm.quant import Int4Weight, quantize_fp8, quantize_int4, quantize_int8
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -540,6 +540,10 @@ def test_compile_with_dynamic_sizes() -> None:
         (lambda: quantize_int8(torch.ones(2, 2).double()), DTypeError, ["x has dtype torch.float64", "torch.float16"]),
         (lambda: quantize_int8(torch.ones(2, 2).int()), DTypeError, ["x has dtype torch.int32"]),
         (lambda: quantize_int8(torch.tensor(1.0)), ShapeError, ["x has shape ()", "1 dimension"]),
+        (lambda: quantize_int8(torch.ones(2, 4).to_sparse()), LayoutError, ["x is a sparse_coo tensor", "strides"]),
+        (lambda: quantize_fp8(torch.ones(2, 4).to_mkldnn()), LayoutError, ["quantize_fp8: x is a mkldnn tensor"]),
+        (lambda: quantize_int4(torch.ones(2, 4).to_sparse_csr()), LayoutError, ["w is a sparse_csr tensor"]),
+        (lambda: quantize_int8(torch.nested.nested_tensor([torch.ones(2)])), LayoutError, ["x is a nested tensor"]),
         (
             lambda: quantize_int8(torch.ones(2), granularity="1x128"),
             UnsupportedError,

@@ -14,7 +14,7 @@ import torch
 from ..backends.cuda import quant as kernels
 from ..core.dtypes import FP8, name_of
 from ..core.errors import DeviceError, DTypeError, LayoutError, ShapeError, UnsupportedError
-from ..ops.checks import need_all_distinct
+from ..ops.checks import need_all_distinct, need_number, need_strided
 from ..ops.overlap import overlaps_itself
 from .formats.parts import dtype_names
 from .nibbles import row_blocks
@@ -132,15 +132,14 @@ def _check_form(where: str, granularity: str, dtype: torch.dtype) -> None:
 
 
 def _check_eps(where: str, eps: float) -> None:
-    if isinstance(eps, bool) or not isinstance(eps, (int, float)):
-        raise DTypeError(f"{where}: eps is {eps!r}, expected a number")
-    if not 0.0 <= eps < math.inf:
+    if not 0.0 <= need_number(where, "eps", eps) < math.inf:
         raise UnsupportedError(f"{where}: eps is {eps}, expected a finite number >= 0")
 
 
 def _check_like(where: str, name: str, tensor: torch.Tensor, x: torch.Tensor, shape: tuple[int, ...]) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise DTypeError(f"{where}: {name} is a {type(tensor).__name__}, expected a torch.Tensor")
+    need_strided(where, **{name: tensor})
     if tensor.dtype != x.dtype:
         raise DTypeError(f"{where}: {name} has dtype {tensor.dtype}, expected {x.dtype} like x")
     if tuple(tensor.shape) != shape:

@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 from ..backends.cuda import quant as kernels
 from ..core.dtypes import FLOATS, FP8, name_of
 from ..core.errors import DTypeError, ShapeError, UnsupportedError
+from ..ops.checks import need_strided
 from .formats.parts import GROUP_SIZES, ceil_div, check_int, dtype_names
 from .int4_weight import Int4Weight
 from .nibbles import BLOCK as ROW_BLOCK
@@ -298,11 +299,11 @@ def _int4_group_size(where: str, group_size: int | None, k: int) -> int:
 
 def in_memory(*tensors: object) -> bool:
     """Whether kernels, which read memory, see the values. Of negated views torch keeps the signs apart, and its own
-    operations compute; where it compiles, they do that anyway."""
+    operations compute; where it compiles, they do that anyway. Sparse tensors and the like are refused later."""
     if torch.compiler.is_compiling():
         return False
-    for one in tensors:  # noqa: SIM110 - a generator takes longer than all this
-        if isinstance(one, torch.Tensor) and one.is_neg():
+    for one in tensors:  # a generator takes longer than all this
+        if isinstance(one, torch.Tensor) and (one.layout is not torch.strided or one.is_nested or one.is_neg()):
             return False
     return True
 
@@ -310,6 +311,7 @@ def in_memory(*tensors: object) -> bool:
 def check_input(where: str, name: str, x: torch.Tensor) -> None:
     if not isinstance(x, torch.Tensor):
         raise DTypeError(f"{where}: {name} is a {type(x).__name__}, expected a torch.Tensor")
+    need_strided(where, **{name: x})
     if x.dtype not in FLOATS:
         raise DTypeError(f"{where}: {name} has dtype {x.dtype}, expected {dtype_names(FLOATS)}")
     if x.dim() == 0:
