@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +94,22 @@ def test_one_object_in_two_tasks() -> None:
         return await asyncio.gather(task(one, other), task(other, one))
 
     assert asyncio.run(both()) == [(True, False)] * 2
+
+
+def test_generators_are_not_decorated() -> None:
+    """Their settings would end before they begin."""
+
+    def one() -> Iterator[int]:
+        yield 1
+
+    async def another() -> AsyncIterator[int]:
+        yield 1
+
+    for function in (one, another):
+        with pytest.raises(
+            omnigemm.SettingsError, match=rf"settings: .*{function.__name__} is a generator function, exp"
+        ):
+            omnigemm.settings(deterministic=True)(function)
 
 
 def test_a_decorated_coroutine_has_it_until_it_is_done() -> None:

@@ -178,6 +178,21 @@ def test_alpha_beyond_the_range_of_fp16(dtype: torch.dtype, scale: float) -> Non
         check(omnigemm.gemm(a, b, c, alpha=scale, beta=scale / 1e3), a, b, c, scale, scale / 1e3)
 
 
+@pytest.mark.parametrize("alpha", [1e20, -1e20, 1e-20])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_only_the_sum_is_multiplied_by_alpha(dtype: torch.dtype, alpha: float) -> None:
+    """Which may bring it back to what the result has room for, where an operand times alpha would have none."""
+    if dtype == torch.float16:
+        pytest.skip("has no such numbers")
+    large, small = (1e30, 1e-30) if alpha**2 > 1 else (1e-30, 1e30)
+    for lead, m, n in (((), 4, 8), ((), 1, 8), ((), 64, 64), ((3,), 4, 8)):
+        a, b = torch.full((*lead, m, 64), large).to(dtype), torch.full((*lead, 64, n), small).to(dtype)
+        c = floats(*lead, m, n, dtype=dtype)
+        for right in (b, b.mT.contiguous().mT):
+            check(omnigemm.gemm(a, right, alpha=alpha), a, b, None, alpha)
+            check(omnigemm.gemm(a, right, c, alpha=alpha, beta=2.0), a, b, c, alpha, 2.0)
+
+
 @pytest.mark.parametrize("beta", [1e5, 0.1, 1e-7, -1.2345678])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_without_k_beta_is_not_rounded(dtype: torch.dtype, beta: float) -> None:

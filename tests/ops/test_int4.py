@@ -240,8 +240,10 @@ def test_weights_that_fp16_has_no_room_for(size: float, others: float) -> None:
     w = omnigemm.quantize_int4((size * torch.randn(48, 256)).bfloat16())
     a, out = (others * torch.randn(99, 256)).half(), torch.full((99, 48), float("nan"), dtype=torch.float16)
     problem = omnigemm.plan("int4_gemm", m=99, n=48, k=256, dtype="fp16", group_size=128).problem
+    store.clear()
     dense.bind(problem)(out, a, parts_of(w), None)
     check(out, a, w)
+    assert store.nbytes() == 0
 
 
 @every_form

@@ -162,6 +162,9 @@ class settings(ContextDecorator):
                 return
 
     def __call__(self, function: Any) -> Any:
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            expected = "expected a function that returns or a coroutine function; `with` works inside of a generator"
+            raise SettingsError(f"settings: {function.__qualname__} is a generator function, {expected}")
         if not inspect.iscoroutinefunction(function):
             return super().__call__(function)
 

@@ -21,6 +21,10 @@ def product(out: Tensor, a: Tensor, b: Tensor, c: Tensor | None, alpha: float, b
             out.zero_()
         else:
             out.copy_(c.float() * beta)
+    elif alpha != 1.0 and out.dtype == torch.float32:
+        # The BLAS beneath may multiply an operand by alpha, which can overflow where the result does not.
+        acc = torch.matmul(a, b).mul_(alpha)
+        out.copy_(acc if c is None or beta == 0.0 else acc.add_(c, alpha=beta))
     elif a.dim() == 3 or b.dim() == 3:
         _batched(out, a, b, c, alpha, beta)
     elif beta == 0.0 or c is None:

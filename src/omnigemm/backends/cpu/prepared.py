@@ -115,6 +115,8 @@ class PreparedWeights:
             if self.nbytes() + nbytes > _limit():
                 return None
             value = build()
+            if isinstance(value, Tensor) and not value.numel():  # there is no such form, which is worth knowing
+                nbytes = 0
             forms[form] = _Entry(_Mark(weight), tuple(map(_Companion, companions)), value, nbytes)
             self._entries[weight] = forms
             return value
