@@ -179,11 +179,9 @@ def test_alpha_beyond_the_range_of_fp16(dtype: torch.dtype, scale: float) -> Non
 
 
 @pytest.mark.parametrize("alpha", [1e20, -1e20, 1e-20])
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_only_the_sum_is_multiplied_by_alpha(dtype: torch.dtype, alpha: float) -> None:
     """Which may bring it back to what the result has room for, where an operand times alpha would have none."""
-    if dtype == torch.float16:
-        pytest.skip("has no such numbers")
     large, small = (1e30, 1e-30) if alpha**2 > 1 else (1e-30, 1e30)
     for lead, m, n in (((), 4, 8), ((), 1, 8), ((), 64, 64), ((3,), 4, 8)):
         a, b = torch.full((*lead, m, 64), large).to(dtype), torch.full((*lead, 64, n), small).to(dtype)
