@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +27,7 @@ from omnigemm import (
     grouped_gemm_k_contiguous,
     grouped_gemm_masked,
 )
-from omnigemm.ops.overlap import overlaps_itself
+from omnigemm.ops.overlap import overlap, overlaps_itself
 from op_support import SENTINEL, floats, fp8s, indices, int4_weight, int8s
 
 ERRORS: dict[str, tuple[type[OmniGemmError], type[Exception]]] = {
@@ -533,6 +534,35 @@ def test_overlaps_of_all_strides(shape: tuple[int, ...]) -> None:
         overlaps = len(set(places)) < len(places)
         found = overlaps_itself(torch.empty(100).as_strided(shape, strides))
         assert found == overlaps or (found and len(shape) > 2)
+
+
+def test_no_overlap_is_missed() -> None:
+    """Two tensors of any strides in one buffer, byte by byte. What is refused without need must be the exception."""
+    dice, room = random.Random(5), torch.zeros(1024, dtype=torch.uint8)
+
+    def draw() -> tuple[Tensor, set[int]]:
+        of = room.view(dice.choice([torch.uint8, torch.int16, torch.float32]))
+        rank = dice.randint(0, 3)
+        shape = [dice.randint(1, 4) for _ in range(rank)]
+        strides = [dice.choice([0, 1, 2, 3, 4, 6, 8, 12, 16, 24]) for _ in range(rank)]
+        one = of.as_strided(shape, strides, dice.randint(0, 12))
+        first, size = one.storage_offset(), one.element_size()
+        places = (
+            first + sum(i * stride for i, stride in zip(at, strides, strict=True))
+            for at in itertools.product(*map(range, shape))
+        )
+        return one, {place * size + byte for place in places for byte in range(size)}
+
+    needless = apart = 0
+    for _ in range(20_000):
+        (x, mine), (y, others) = draw(), draw()
+        if mine & others:
+            assert overlap(x, y)
+        else:
+            apart += 1
+            needless += overlap(x, y)
+    assert apart > 4000
+    assert needless < apart / 10
 
 
 def test_one_value_in_the_memory_of_out() -> None:
