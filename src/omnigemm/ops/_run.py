@@ -130,8 +130,10 @@ def _launch_list(operation: Operation, tensors: ListTensors, call: Call, operand
 def write(call: Call, operands: Operands, out: Any, **words: Any) -> Any:
     """Run a call whose `out` is known to be apart from its operands."""
     if call.plan.uses_torch:
-        if not torch.is_inference_mode_enabled():
-            _need_no_inference_tensor(call, out)
+        kept = out.is_inference() if isinstance(out, Tensor) else any(map(Tensor.is_inference, out))
+        if kept and not torch.is_inference_mode_enabled():  # torch refuses it, too, but only when it has written it
+            expected = "a normal tensor, or a call under torch.inference_mode()"
+            raise LayoutError(f"{call.plan.problem.op}: out is an inference tensor, expected {expected}")
         # Parameters that require gradients are fine operands; torch's kernels with out= would refuse them otherwise.
         with torch._C._AutoDispatchBelowAutograd():
             in_given_types(call.launch, out, *operands, **words)
@@ -139,13 +141,6 @@ def write(call: Call, operands: Operands, out: Any, **words: Any) -> Any:
         call.launch(out, *operands, **words)
         changed((out,) if isinstance(out, Tensor) else out)
     return out
-
-
-def _need_no_inference_tensor(call: Call, out: Any) -> None:
-    """torch refuses to write into one, but only when it has done so."""
-    if any(one.is_inference() for one in ((out,) if isinstance(out, Tensor) else out)):
-        op, expected = call.plan.problem.op, "a normal tensor, or a call under torch.inference_mode()"
-        raise LayoutError(f"{op}: out is an inference tensor, expected {expected}")
 
 
 # Tells autograd that tensors were written to, which it cannot see of what is written by address: a backward pass that

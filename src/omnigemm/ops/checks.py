@@ -17,6 +17,7 @@ from ..core import problem
 from ..core.dtypes import FLOATS, name_of, names
 from ..core.errors import DeviceError, DTypeError, LayoutError, ShapeError
 from ..core.problem import blocks_of
+from ..core.strided import need_strided
 from .overlap import overlap, overlaps_itself, same_memory, span
 
 
@@ -36,14 +37,6 @@ def need_tensor(op: str, **given: object) -> None:
     for name, value in given.items():
         if not isinstance(value, Tensor):
             raise DTypeError(f"{op}: {name} is a {type(value).__name__}, expected a tensor")
-
-
-def need_strided(op: str, **tensors: Tensor | None) -> None:
-    """Of the other kinds some have no strides, some no memory, and none is what kernels read."""
-    for name, one in tensors.items():
-        if one is not None and (one.layout is not torch.strided or one.is_nested):
-            kind = "nested" if one.is_nested else str(one.layout).removeprefix("torch.").removeprefix("_")
-            raise LayoutError(f"{op}: {name} is a {kind} tensor, expected a dense one with strides")
 
 
 def need_backend(op: str, backend: object) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..core.dtypes import FP8, name_of
 from ..core.problem import Problem, layout_of
+from ..core.strided import need_strided
 from ._again import ANEW
 from ._library import call, register
 from ._operation import Operands, Operation
@@ -22,7 +23,6 @@ from .checks import (
     need_distinct,
     need_dtype,
     need_one_device,
-    need_strided,
     need_tensor,
     result,
     scale_kinds,

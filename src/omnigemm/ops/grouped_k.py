@@ -10,6 +10,7 @@ from torch import Tensor
 from ..core.dtypes import FLOATS, FP8, name_of
 from ..core.errors import DTypeError, ShapeError
 from ..core.problem import Problem, blocks_of, layout_of
+from ..core.strided import need_strided
 from ._again import ANEW
 from ._library import call, register
 from ._operation import Operands, Operation
@@ -24,7 +25,6 @@ from .checks import (
     need_one_device,
     need_same_dtype,
     need_shape,
-    need_strided,
     need_tensor,
     result,
     show,

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..core.dtypes import FLOATS, name_of
 from ..core.errors import DTypeError, ShapeError
 from ..core.problem import Problem, layout_of
+from ..core.strided import need_strided
 from ..core.watched import PLAIN
 from ._again import ANEW
 from ._library import call, register
@@ -29,7 +30,6 @@ from .checks import (
     need_one_device,
     need_same_dtype,
     need_shape,
-    need_strided,
     need_tensor,
     result,
 )

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..core.dtypes import FLOATS, FP8, HALVES, name_of
 from ..core.errors import ShapeError
 from ..core.problem import Problem, layout_of
+from ..core.strided import need_strided
 from ..core.weights import Int4Parts
 from ..quant import Int4Weight
 from ._again import ANEW
@@ -28,7 +29,6 @@ from .checks import (
     need_one_device,
     need_same_dtype,
     need_shape,
-    need_strided,
     need_tensor,
     result,
     scale_kinds,

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..core.dtypes import HALVES, name_of
 from ..core.errors import DTypeError, ShapeError
 from ..core.problem import Problem, layout_of
+from ..core.strided import need_strided
 from ..core.weights import Int4Parts
 from ..quant import Int4Weight
 from ._again import ANEW
@@ -24,7 +25,6 @@ from .checks import (
     need_distinct,
     need_dtype,
     need_one_device,
-    need_strided,
     need_tensor,
     result,
     show,

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..core.dtypes import name_of
 from ..core.errors import DTypeError, ShapeError
 from ..core.problem import Problem, layout_of
+from ..core.strided import need_strided
 from ._again import ANEW
 from ._library import call, register
 from ._operation import Operands, Operation
@@ -24,7 +25,6 @@ from .checks import (
     need_dtype,
     need_one_device,
     need_shape,
-    need_strided,
     need_tensor,
     result,
     scale_kinds,

@@ -14,7 +14,8 @@ import torch
 from ..backends.cuda import quant as kernels
 from ..core.dtypes import FP8, name_of
 from ..core.errors import DeviceError, DTypeError, LayoutError, ShapeError, UnsupportedError
-from ..ops.checks import need_all_distinct, need_number, need_strided
+from ..core.strided import need_strided
+from ..ops.checks import need_all_distinct, need_number
 from ..ops.overlap import overlaps_itself
 from .formats.parts import dtype_names
 from .nibbles import row_blocks
@@ -40,12 +41,16 @@ def rms_norm_quantize(
     The result is that of `quantize_fp8` (per "token" or "1x128") or, with dtype int8, `quantize_int8` per token. A row
     whose sum of squares is not finite in fp32 has scale NaN and codes 0.
     """
+    where = "rms_norm_quantize"
     codec = name_of(dtype) if isinstance(dtype, torch.dtype) else ""
     readable = in_memory(x, weight, residual)
-    again = kernels.repeated(x, codec, granularity, "rms_norm", weight, eps, residual) if readable else None
+    try:
+        again = kernels.repeated(x, codec, granularity, "rms_norm", weight, eps, residual) if readable else None
+    except RuntimeError:
+        need_strided(where, x=x, weight=weight, residual=residual)
+        raise
     if again is not None:
         return again[0], again[1]
-    where = "rms_norm_quantize"
     check_input(where, "x", x)
     _check_form(where, granularity, dtype)
     _check_eps(where, eps)
@@ -71,11 +76,15 @@ def swiglu_quantize(
 
     The result is that of `quantize_fp8` (per "token" or "1x128") or, with dtype int8, `quantize_int8` per token.
     """
+    where = "swiglu_quantize"
     codec = name_of(dtype) if isinstance(dtype, torch.dtype) else ""
-    again = kernels.repeated(x, codec, granularity, "swiglu") if in_memory(x) else None
+    try:
+        again = kernels.repeated(x, codec, granularity, "swiglu") if in_memory(x) else None
+    except RuntimeError:
+        check_input(where, "x", x)
+        raise
     if again is not None:
         return again[0], again[1]
-    where = "swiglu_quantize"
     check_input(where, "x", x)
     _check_form(where, granularity, dtype)
     if x.size(-1) % 2:

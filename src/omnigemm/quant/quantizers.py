@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 from ..backends.cuda import quant as kernels
 from ..core.dtypes import FLOATS, FP8, name_of
 from ..core.errors import DTypeError, ShapeError, UnsupportedError
-from ..ops.checks import need_strided
+from ..core.strided import need_strided
 from .formats.parts import GROUP_SIZES, ceil_div, check_int, dtype_names
 from .int4_weight import Int4Weight
 from .nibbles import BLOCK as ROW_BLOCK
@@ -72,12 +72,16 @@ def quantize_int8(
     Asymmetric, x ~ scale * (q - zero):  scale = max / 255 - min / 255, with 0 counted among the values;
         zero = clamp(round(-128 - min / scale), -128, 127); q = clamp(round(x / scale) + zero, -128, 127).
     """
+    where = "quantize_int8"
     codec = "int8" if symmetric is True else "int8_zero" if symmetric is False else ""
-    again = kernels.repeated(x, codec, granularity) if in_memory(x) else None
+    try:
+        again = kernels.repeated(x, codec, granularity) if in_memory(x) else None
+    except RuntimeError:
+        check_input(where, "x", x)  # it may have no memory to be found by
+        raise
     if again is not None:
         q, scale, zero = again
         return (q, scale) if zero is None else (q, scale, zero)
-    where = "quantize_int8"
     check_input(where, "x", x)
     check_option(where, "granularity", granularity, ("token", "tensor"))
     _check_flag(where, "symmetric", symmetric)
@@ -106,10 +110,14 @@ def quantize_fp8(
     The scale has shape () for "tensor", x.shape[:-1] for "token", [.., M, ceil(K/128)] for "1x128" and
     [.., ceil(N/128), ceil(K/128)] for "128x128".
     """
-    again = kernels.repeated(x, name_of(dtype) if dtype in FP8 else "", granularity) if in_memory(x) else None
+    where = "quantize_fp8"
+    try:
+        again = kernels.repeated(x, name_of(dtype) if dtype in FP8 else "", granularity) if in_memory(x) else None
+    except RuntimeError:
+        check_input(where, "x", x)
+        raise
     if again is not None:
         return again[0], again[1]
-    where = "quantize_fp8"
     check_input(where, "x", x)
     check_option(where, "granularity", granularity, ("tensor", "token", "1x128", "128x128"))
     if dtype not in FP8:
@@ -299,11 +307,11 @@ def _int4_group_size(where: str, group_size: int | None, k: int) -> int:
 
 def in_memory(*tensors: object) -> bool:
     """Whether kernels, which read memory, see the values. Of negated views torch keeps the signs apart, and its own
-    operations compute; where it compiles, they do that anyway. Sparse tensors and the like are refused later."""
+    operations compute; where it compiles, they do that anyway."""
     if torch.compiler.is_compiling():
         return False
-    for one in tensors:  # a generator takes longer than all this
-        if isinstance(one, torch.Tensor) and (one.layout is not torch.strided or one.is_nested or one.is_neg()):
+    for one in tensors:  # noqa: SIM110 - a generator takes longer than all this
+        if isinstance(one, torch.Tensor) and one.is_neg():
             return False
     return True
 

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from ...core.errors import DeviceError, DTypeError, LayoutError, ShapeError, UnsupportedError
+from ...core.errors import DeviceError, DTypeError, ShapeError, UnsupportedError
+from ...core.strided import need_strided
 from ..nibbles import gather_columns
 
 GROUP_SIZES = (32, 64, 128)
@@ -48,8 +49,7 @@ def check_tensor(
         raise DTypeError(f"{where}: {name} is a {type(tensor).__name__}, expected a torch.Tensor")
     if tensor.dtype not in dtypes:
         raise DTypeError(f"{where}: {name} has dtype {tensor.dtype}, expected {dtype_names(dtypes)}")
-    if tensor.layout != torch.strided:
-        raise LayoutError(f"{where}: {name} has layout {tensor.layout}, expected torch.strided")
+    need_strided(where, **{name: tensor})
     if like is None:
         if tensor.dim() not in (2, 3):
             raise ShapeError(
