@@ -67,6 +67,10 @@ class Pair:
         """How many algorithms later searches find, and the status that each carries."""
         self.lt.lib.standin_lt_find(count, state)
 
+    def propose(self, waves: float) -> None:
+        """Later searches find two algorithms: one with so many waves, and one with a wave that needs no workspace."""
+        self.lt.lib.standin_lt_propose(ctypes.c_float(waves))
+
     def live_objects(self) -> int:
         """Operations, layouts and preferences that were made and not destroyed."""
         return int(self.lt.lib.standin_lt_live_objects())

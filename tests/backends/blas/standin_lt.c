@@ -48,6 +48,8 @@ enum { NEEDS_ALGORITHM = 0 };
 enum { NEEDS_ALGORITHM = 1 };
 #endif
 static int found_count = 1, found_state;
+static float first_waves = 1;  // of the first algorithm
+static bool in_one_kernel;     // the second one that is found needs no workspace
 static const void* busy[BUSY];  // workspaces of products that run
 
 // ---- Control functions
@@ -60,8 +62,19 @@ void standin_lt_find(int count, int state) {
     pthread_mutex_unlock(&lock);
 }
 
+// The second algorithm that searches find needs no workspace and has a wave, the first one as many as this.
+void standin_lt_propose(float waves) {
+    pthread_mutex_lock(&lock);
+    found_count = 2;
+    first_waves = waves;
+    in_one_kernel = true;
+    pthread_mutex_unlock(&lock);
+}
+
 void standin_lt_reset(void) {
     pthread_mutex_lock(&lock);
+    first_waves = 1;
+    in_one_kernel = false;
     for (struct object* o = objects; o != NULL; o = o->next) o->alive = false, o->forgotten = true;
     found_count = 1;
     found_state = SUCCESS;
@@ -279,15 +292,19 @@ int cublasLtMatmulAlgoGetHeuristic(void* handle, void* operation, void* a, void*
         algorithm.reductions = wish->reductions;
         memcpy(algorithm.alignments, wish->alignments, sizeof algorithm.alignments);
         algorithm.workspace = q.k >= 32 && wish->most_workspace >= 1024 ? 1024 : 0;
-        memset(results, 0, sizeof *results);
-        results->algorithm = algorithm;
-        results->workspace = algorithm.workspace;
-        results->state = found_state;
-        *count = found_count;
+        *count = found_count < requested ? found_count : requested;
+        memset(results, 0, requested * sizeof *results);
+        for (int i = 0; i < *count; i++) {
+            if (i == 1 && in_one_kernel) algorithm.workspace = 0;
+            results[i].algorithm = algorithm;
+            results[i].workspace = algorithm.workspace;
+            results[i].state = found_state;
+            results[i].waves = i == 0 ? first_waves : 1;
+        }
         const uint32_t* at = wish->alignments;
         record(status, "choose %s m=%d n=%d k=%d compute=%d reductions=%u most=%llu align=%u,%u,%u,%u found=%d", name(h),
                q.m, q.n, q.k, p.operation->compute, wish->reductions, (unsigned long long)wish->most_workspace, at[0],
-               at[1], at[2], at[3], found_count);
+               at[1], at[2], at[3], *count);
     } else {
         record(status, "choose %s", name(h));
     }

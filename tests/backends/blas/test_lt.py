@@ -194,6 +194,40 @@ def test_a_product_is_chosen_once(pair: Any) -> None:
     assert {word(line, "bytes") for line in lines(pair, "matmul")} == {"4096"}
 
 
+@pytest.mark.usefixtures("_switches")
+@pytest.mark.parametrize(
+    ("dtype", "tf32", "sizes", "waves", "found", "needs_one"),
+    [
+        (torch.float32, False, (16, 512, 512), 1.0, "2", False),
+        (torch.float32, False, (16, 512, 512), 0.1, "2", False),
+        (torch.float32, False, (16, 512, 512), 1.5, "2", True),  # the first keeps more of the chip busy
+        (torch.float32, False, (16, 512, 513), 0.1, "1", True),  # elsewhere the library's first is taken
+        (torch.float32, False, (16, 513, 512), 0.1, "1", True),
+        (torch.float32, True, (16, 512, 512), 0.1, "1", True),
+        (torch.bfloat16, False, (4, 8, 40), 0.1, "1", True),
+    ],
+)
+@pytest.mark.parametrize("turned", [False, True])
+def test_small_fp32_products_take_one_kernel_where_that_does_as_well(
+    pair: Any,
+    dtype: torch.dtype,
+    tf32: bool,
+    sizes: tuple[int, int, int],
+    waves: float,
+    found: str,
+    needs_one: bool,
+    turned: bool,
+) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    pair.propose(waves)
+    m, n, k = sizes
+    a, out = torch.ones(m, k, dtype=dtype), torch.empty(m, n, dtype=dtype)
+    b = torch.ones(n, k, dtype=dtype).t() if turned else torch.ones(k, n, dtype=dtype)
+    assert (product(opened(pair), out, a, b) == k).all()
+    assert [word(line, "found") for line in lines(pair, "choose")] == [found]
+    assert [word(line, "workspace") != "0x0" for line in lines(pair, "matmul")] == [needs_one]
+
+
 def test_products_that_are_long_gone_are_forgotten(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("omnigemm.backends.blas.lt._KEPT", 4)
     backend = opened(pair)
