@@ -27,6 +27,7 @@ CONFIGS = {
     "rows 64x40 split 5": sm90.Config(False, 1, 1, 40, 8, split=5, depth=4),
     "rows 64x32 split 2": sm90.Config(False, 1, 1, 32, 6, split=2, depth=2, blocks_per_sm=2, fetch=128),
     "rows 128x72 split 4": sm90.Config(False, 2, 1, 72, 6, split=4),
+    "rows 128x88 split 2": sm90.Config(False, 2, 1, 88, 5, split=2),  # 5 and 6 groups of columns
     "rows 128x64 split 2 shared": sm90.Config(False, 2, 1, 64, 5, split=2, left_share=2),
     "swap 8 split 8": sm90.Config(True, 1, 1, 8, 8, split=8, depth=4, blocks_per_sm=2),
     "swap 16 split 3": sm90.Config(True, 1, 1, 16, 6, split=3, depth=4, right_share=2, fetch=128),
