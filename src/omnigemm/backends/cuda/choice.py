@@ -31,25 +31,26 @@ _SWAP_DEPTHS = {
 
 
 # The model's constants: cycles, bytes a cycle, parts of a whole, seconds.
-_CHAIN, _CHAIN_ROWS, _PROMOTION, _ADDITION = 208.0, 126.0, 1.66, 0.854
-_BUSY, _BUSY_DENSE, _BUSY_DENSE_2, _BUSY_STRAIGHT_2 = 0.717, 0.964, 0.917, 0.806
+_CHAIN, _CHAIN_ROWS, _PROMOTION, _ADDITION = 163.0, 223.0, 3.4, 0.855
+_BUSY, _BUSY_DENSE, _BUSY_DENSE_2, _BUSY_STRAIGHT_2 = 0.696, 0.884, 0.883, 0.771
 # Where each math group has tiles of its own: what they load more than one tile of both would does not show in times.
-_BUSY_PINGPONG, _PINGPONG_L2 = 0.945, 0.667
-_ARRIVING, _SHARED, _SHARED_BY_TWO = 58.0, 135.0, 105.0
-# Of operands whose rows begin anywhere: what a multiprocessor gets by itself, and how much more L2 has to do where
-# rows begin at odd multiples of 16 bytes, or of 32 and more.
-_ASKED, _ODD, _STRADDLING = 51.3, 2.89, 1.45
-_ARRIVAL, _ARRIVAL_SPLIT = 2990.0, 1490.0  # from asking for a stage until it is there, when all do
-_EVEN, _NEXT_BLOCK, _NEXT_TILE, _NEXT_TILE_DENSE = 0.514, 2240.0, 14.0, 15.2
+_BUSY_PINGPONG, _PINGPONG_L2 = 0.838, 0.737
+_ARRIVING, _SHARED, _SHARED_BY_TWO = 60.1, 136.0, 106.0
+# Of operands whose rows begin at odd multiples of 16 bytes, or of 32 and more: how much more L2 has to do, and what two
+# neighbouring multiprocessors, which have one way to L2, get together. One of them alone gets nearly as much.
+_ODD, _STRADDLING = 2.68, 1.01
+_WAY_ODD, _WAY_STRADDLING = 73.8, 99.3
+_ARRIVAL, _ARRIVAL_SPLIT = 3130.0, 1650.0  # from asking for a stage until it is there, when all do
+_EVEN, _NEXT_BLOCK, _NEXT_TILE, _NEXT_TILE_DENSE = 0.352, 2240.0, 17.9, 15.4
 _BLOCK_START = 1500.0  # from one block to the next that a multiprocessor begins, however many it has at a time
 _TORN = 1.5  # of results that tiles cut within what memory writes at a time
-_TOKEN_OUT, _TOKEN_SENT = 13.3, 7.21
-_START_SWAP, _START_SPLIT, _START_LATE = 1.69e-6, 0.111e-6, 0.342e-6
-_START_ROWS, _START_DENSE, _START_SPLIT_ROWS = 1.65e-6, 1.47e-6, 1.63e-6
+_TOKEN_OUT, _TOKEN_SENT = 11.9, 6.89
+_START_SWAP, _START_SPLIT, _START_LATE = 1.19e-6, 0.102e-6, 0.342e-6
+_START_ROWS, _START_DENSE, _START_SPLIT_ROWS = 1.21e-6, 1.11e-6, 1.58e-6
 # Of a K that is split without swapping: bytes of sums that a block gets to the others, and what a column costs.
-_BETWEEN, _COLUMN_OUT = 11.9, 18.1
+_BETWEEN, _COLUMN_OUT = 11.9, 18.7
 _CROWD, _CROWDED = 182000.0, 0.046  # bytes on their way, and how much longer memory takes for twice as many
-_OVERLAP, _OF_MEMORY, _OF_L2 = 0.422, 1.05, 0.912
+_OVERLAP, _OF_MEMORY, _OF_L2 = 0.473, 1.1, 1.96
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,8 +252,8 @@ def seconds(config: Config, variant: Variant, m: int, gpu: Gpu, batch: int = 1) 
     memory = batch * (variant.element_bytes * (n + m) * variant.k + out_bytes) / (_OF_MEMORY * gpu.memory)
     loaded = (config.rows / config.left_share + config.cols / config.right_share) * BLOCK_K
     # Where rows begin anywhere, what should be one cache line is two, and at odd multiples of 16 bytes five sectors.
-    row_bytes = variant.k * variant.element_bytes
-    lines = 1.0 if variant.whole_lines else _STRADDLING if row_bytes % 32 == 0 else _ODD
+    odd = variant.k * variant.element_bytes % 32 != 0
+    lines = 1.0 if variant.whole_lines else _ODD if odd else _STRADDLING
     l2 = tiles * k_blocks * loaded / (_OF_L2 * gpu.l2) * lines
     # Cycles of a block of K. A warpgroup waits for its own products, and sees to barriers; fp8's are then scaled and
     # added.
@@ -273,9 +274,10 @@ def seconds(config: Config, variant: Variant, m: int, gpu: Gpu, batch: int = 1) 
     unit = max(config.math_groups * products / busy, arriving / _ARRIVING, (arriving + read) / shared)
     if config.pingpong:
         unit, l2 = products / _BUSY_PINGPONG, l2 * _PINGPONG_L2
-    if lines > 1.0:
-        unit = max(unit, loaded / _ASKED)
     blocks = tiles * config.split
+    if not variant.whole_lines:
+        neighbours = 2 if config.cluster > 1 or blocks > gpu.multiprocessors // 2 else 1
+        unit = max(unit, neighbours * loaded / (_WAY_ODD if odd else _WAY_STRADDLING))
     together = min(config.blocks_per_sm, _whole(blocks, gpu.multiprocessors))
     clusters = gpu.multiprocessors // config.cluster if config.persistent else _clusters(config.cluster, gpu)
     places = clusters * config.cluster
