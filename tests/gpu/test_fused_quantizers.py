@@ -9,6 +9,7 @@ from torch import Tensor
 
 import omnigemm
 from omnigemm import rms_norm_quantize, swiglu_quantize
+from omnigemm.backends.cuda import quant
 from omnigemm.backends.cuda.gpu import Gpu
 from omnigemm.backends.cuda.jit import KernelSpec
 
@@ -131,6 +132,24 @@ def test_graph() -> None:
     assert torch.equal(residual, new + before)
     residual.copy_(before)
     same(results, step())
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled(backend: str) -> None:
+    """With the same kernels as without a graph, and so with the same order of addition."""
+    x, residual = (torch.randn(64, 1000, device="cuda").bfloat16() for _ in range(2))
+    weight, other = torch.randn(1000, device="cuda").bfloat16(), residual.clone()
+
+    def step(x: Tensor, weight: Tensor, residual: Tensor) -> tuple[Tensor, ...]:
+        first = rms_norm_quantize(x, weight, residual=residual, granularity="1x128")
+        return (*first, *swiglu_quantize(residual, dtype=torch.int8))
+
+    torch.compiler.reset()
+    quant._calls.clear()
+    got = torch.compile(step, fullgraph=True, backend=backend)(x, weight, residual)
+    assert len(quant._calls) == 2
+    same(got, step(x, weight, other))
+    assert torch.equal(residual, other)
 
 
 def test_what_is_refused_and_why() -> None:

@@ -21,14 +21,22 @@ NAMESPACE = "omnigemm"
 library = torch.library.Library(NAMESPACE, "DEF")
 
 
+def define(name: str, schema: str, real: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    """An operator, which graphs see as one node: `fake` says what it gives, `real` runs when the graph does."""
+    library.define(f"{name}{schema}")
+    library.impl(name, real, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=library)
+    return getattr(getattr(torch.ops, NAMESPACE), name).default
+
+
 def register(operation: Operation, name: str, schema: str, gather: Callable[..., Operands]) -> Operators:
     """Define `name` and `name_out` for a schema of operands; `gather` makes operands of the schema's arguments.
 
     The function ends with out_dtype and backend, the writer with out and backend.
     """
     many = "" if operation.tensors is None else "[]"
-    library.define(f"{name}({schema}, ScalarType? out_dtype, str? backend) -> Tensor{many}")
-    library.define(f"{name}_out({schema}, Tensor(a!){many} out, str? backend) -> ()")
+    makes = f"({schema}, ScalarType? out_dtype, str? backend) -> Tensor{many}"
+    writes = f"({schema}, Tensor(a!){many} out, str? backend) -> ()"
 
     def function(*arguments: Any) -> Any:
         *rest, out_dtype, backend = arguments
@@ -46,11 +54,8 @@ def register(operation: Operation, name: str, schema: str, gather: Callable[...,
         *rest, out, _ = arguments
         operation.check(gather(*rest), out, None)
 
-    for key, real, fake in ((name, function, function_fake), (f"{name}_out", writer, writer_fake)):
-        library.impl(key, real, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"{NAMESPACE}::{key}", fake, lib=library)
-    space = getattr(torch.ops, NAMESPACE)
-    return Operators(name, operation, gather, getattr(space, name).default, getattr(space, f"{name}_out").default)
+    makers = define(name, makes, function, function_fake), define(f"{name}_out", writes, writer, writer_fake)
+    return Operators(name, operation, gather, *makers)
 
 
 def call(ops: Operators, arguments: Operands, out: Any, out_dtype: torch.dtype | None, backend: str | None) -> Any:

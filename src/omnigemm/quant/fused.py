@@ -15,11 +15,22 @@ from ..backends.cuda import quant as kernels
 from ..core.dtypes import FP8, name_of
 from ..core.errors import DeviceError, DTypeError, LayoutError, ShapeError, UnsupportedError
 from ..core.strided import need_strided
+from ..ops._library import define
 from ..ops.checks import need_all_distinct, need_number
 from ..ops.overlap import overlaps_itself
 from .formats.parts import dtype_names
 from .nibbles import row_blocks
-from .quantizers import check_input, check_option, in_memory, quantize_fp8, quantize_int8
+from .quantizers import (
+    Pair,
+    check_input,
+    check_option,
+    for_kernels,
+    fp8_anew,
+    in_memory,
+    int8_anew,
+    one_node,
+    results_like,
+)
 
 _CHUNK = 1 << 18  # elements of a temporary
 
@@ -42,6 +53,8 @@ def rms_norm_quantize(
     whose sum of squares is not finite in fp32 has scale NaN and codes 0.
     """
     where = "rms_norm_quantize"
+    if torch.compiler.is_compiling():
+        return _trace_rms_norm(x, weight, eps, residual, granularity, dtype)
     codec = name_of(dtype) if isinstance(dtype, torch.dtype) else ""
     readable = in_memory(x, weight, residual)
     try:
@@ -51,22 +64,7 @@ def rms_norm_quantize(
         raise
     if again is not None:
         return again[0], again[1]
-    check_input(where, "x", x)
-    _check_form(where, granularity, dtype)
-    _check_eps(where, eps)
-    _check_like(where, "weight", weight, x, (x.size(-1),))
-    if residual is not None:
-        _check_like(where, "residual", residual, x, tuple(x.shape))
-        _check_own_memory(where, residual, x, weight)
-    if readable and kernels.usable(x):
-        q, scale, _ = kernels.quantize(
-            x, codec, granularity, source="rms_norm", weight=weight, eps=eps, residual=residual
-        )
-        return q, scale
-    x, weight = x.detach(), weight.detach()
-    if residual is not None:
-        x = residual.detach().copy_(x + residual.detach())
-    return _quantize(_rms_norm(x, weight, eps), granularity, dtype)
+    return _rms_norm_anew(x, weight, eps, residual, granularity, dtype)
 
 
 def swiglu_quantize(
@@ -76,22 +74,42 @@ def swiglu_quantize(
 
     The result is that of `quantize_fp8` (per "token" or "1x128") or, with dtype int8, `quantize_int8` per token.
     """
-    where = "swiglu_quantize"
+    if torch.compiler.is_compiling():
+        return _trace_swiglu(x, granularity, dtype)
     codec = name_of(dtype) if isinstance(dtype, torch.dtype) else ""
     try:
         again = kernels.repeated(x, codec, granularity, "swiglu") if in_memory(x) else None
     except RuntimeError:
-        check_input(where, "x", x)
+        check_input("swiglu_quantize", "x", x)
         raise
-    if again is not None:
-        return again[0], again[1]
-    check_input(where, "x", x)
-    _check_form(where, granularity, dtype)
-    if x.size(-1) % 2:
-        raise ShapeError(f"{where}: x has shape {tuple(x.shape)}, expected an even last dimension: gates, then values")
-    if in_memory(x) and kernels.usable(x):
-        q, scale, _ = kernels.quantize(x, codec, granularity, source="swiglu")
-        return q, scale
+    return _swiglu_anew(x, granularity, dtype) if again is None else (again[0], again[1])
+
+
+def _rms_norm_anew(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    residual: torch.Tensor | None,
+    granularity: str,
+    dtype: torch.dtype,
+) -> Pair:
+    """What `rms_norm_quantize` gives where no call like it is remembered."""
+    _check_rms_norm(x, weight, eps, residual, granularity, dtype)
+    if for_kernels(x, weight, residual):
+        return kernels.quantize(
+            x, name_of(dtype), granularity, source="rms_norm", weight=weight, eps=eps, residual=residual
+        )[:2]
+    x, weight = x.detach(), weight.detach()
+    if residual is not None:
+        x = residual.detach().copy_(x + residual.detach())
+    return _quantize(_rms_norm(x, weight, eps), granularity, dtype)
+
+
+def _swiglu_anew(x: torch.Tensor, granularity: str, dtype: torch.dtype) -> Pair:
+    """What `swiglu_quantize` gives where no call like it is remembered."""
+    _check_swiglu(x, granularity, dtype)
+    if for_kernels(x):
+        return kernels.quantize(x, name_of(dtype), granularity, source="swiglu")[:2]
     return _quantize(_swiglu(x.detach()), granularity, dtype)
 
 
@@ -126,10 +144,36 @@ def _by_rows(compute: _Compute, x: torch.Tensor, width: int) -> torch.Tensor:
     return out.reshape(shape)
 
 
-def _quantize(values: torch.Tensor, granularity: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def _quantize(values: torch.Tensor, granularity: str, dtype: torch.dtype) -> Pair:
     if dtype == torch.int8:
-        return quantize_int8(values, granularity=granularity, symmetric=True)
-    return quantize_fp8(values, granularity=granularity, dtype=dtype)
+        return int8_anew(values, granularity, True)[:2]
+    return fp8_anew(values, granularity, dtype)
+
+
+def _check_rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    residual: torch.Tensor | None,
+    granularity: str,
+    dtype: torch.dtype,
+) -> None:
+    where = "rms_norm_quantize"
+    check_input(where, "x", x)
+    _check_form(where, granularity, dtype)
+    _check_eps(where, eps)
+    _check_like(where, "weight", weight, x, (x.size(-1),))
+    if residual is not None:
+        _check_like(where, "residual", residual, x, tuple(x.shape))
+        _check_own_memory(where, residual, x, weight)
+
+
+def _check_swiglu(x: torch.Tensor, granularity: str, dtype: torch.dtype) -> None:
+    where = "swiglu_quantize"
+    check_input(where, "x", x)
+    _check_form(where, granularity, dtype)
+    if x.size(-1) % 2:
+        raise ShapeError(f"{where}: x has shape {tuple(x.shape)}, expected an even last dimension: gates, then values")
 
 
 def _check_form(where: str, granularity: str, dtype: torch.dtype) -> None:
@@ -159,8 +203,83 @@ def _check_like(where: str, name: str, tensor: torch.Tensor, x: torch.Tensor, sh
 
 def _check_own_memory(where: str, residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> None:
     """What is written shares no memory with what is read, or with itself."""
+    if not torch.compiler.is_compiling():  # where tensors have no address, and Dynamo sorts no symbols
+        _check_apart_in_itself(where, residual)
+        need_all_distinct(where, {"residual": residual}, {"x": x, "weight": weight})
+
+
+def _check_apart_in_itself(where: str, residual: torch.Tensor) -> None:
     if overlaps_itself(residual):
         strides = tuple(residual.stride())
         raise LayoutError(f"{where}: residual has strides {strides}, expected memory of its own for every element")
-    if not torch.compiler.is_compiling():  # where tensors have no address
-        need_all_distinct(where, {"residual": residual}, {"x": x, "weight": weight})
+
+
+# As operators of graphs, like the quantisers without anything before them.
+
+
+def _trace_rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    residual: torch.Tensor | None,
+    granularity: str,
+    dtype: torch.dtype,
+) -> Pair:
+    _check_rms_norm(x, weight, eps, residual, granularity, dtype)
+    if not one_node(x):
+        return _rms_norm_anew(x, weight, eps, residual, granularity, dtype)
+    added = None if residual is None else residual.detach()
+    return _RMS_NORM(x.detach(), weight.detach(), float(eps), added, granularity, dtype)
+
+
+def _trace_swiglu(x: torch.Tensor, granularity: str, dtype: torch.dtype) -> Pair:
+    _check_swiglu(x, granularity, dtype)
+    return _SWIGLU(x.detach(), granularity, dtype) if one_node(x) else _swiglu_anew(x, granularity, dtype)
+
+
+def _rms_norm_in_graphs(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    residual: torch.Tensor | None,
+    granularity: str,
+    dtype: torch.dtype,
+) -> Pair:
+    again = kernels.repeated(x, name_of(dtype), granularity, "rms_norm", weight, eps, residual)
+    return _rms_norm_anew(x, weight, eps, residual, granularity, dtype) if again is None else again[:2]
+
+
+def _swiglu_in_graphs(x: torch.Tensor, granularity: str, dtype: torch.dtype) -> Pair:
+    again = kernels.repeated(x, name_of(dtype), granularity, "swiglu")
+    return _swiglu_anew(x, granularity, dtype) if again is None else again[:2]
+
+
+def _rms_norm_like(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    residual: torch.Tensor | None,
+    granularity: str,
+    dtype: torch.dtype,
+) -> Pair:
+    if residual is not None:
+        _check_apart_in_itself("rms_norm_quantize", residual)
+    return results_like(x, x.size(-1), granularity, dtype)
+
+
+def _swiglu_like(x: torch.Tensor, granularity: str, dtype: torch.dtype) -> Pair:
+    return results_like(x, x.size(-1) // 2, granularity, dtype)
+
+
+_RMS_NORM: Callable[..., Pair] = define(
+    "rms_norm_quantize",
+    "(Tensor x, Tensor weight, float eps, Tensor(a!)? residual, str granularity, ScalarType dtype) -> (Tensor, Tensor)",
+    _rms_norm_in_graphs,
+    _rms_norm_like,
+)
+_SWIGLU: Callable[..., Pair] = define(
+    "swiglu_quantize",
+    "(Tensor x, str granularity, ScalarType dtype) -> (Tensor, Tensor)",
+    _swiglu_in_graphs,
+    _swiglu_like,
+)

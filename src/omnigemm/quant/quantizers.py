@@ -12,12 +12,16 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple, overload
 
 import torch
+from torch._subclasses import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn.functional import pad
 
 from ..backends.cuda import quant as kernels
 from ..core.dtypes import FLOATS, FP8, name_of
 from ..core.errors import DTypeError, ShapeError, UnsupportedError
 from ..core.strided import need_strided
+from ..core.watched import PLAIN
+from ..ops._library import define
 from .formats.parts import GROUP_SIZES, ceil_div, check_int, dtype_names
 from .int4_weight import Int4Weight
 from .nibbles import BLOCK as ROW_BLOCK
@@ -30,6 +34,8 @@ INT4_SMALLEST_SCALE = {torch.float16: 2.0**-24, torch.bfloat16: 2.0**-126, torch
 _CHUNK = 1 << 18
 
 _Encode = Callable[..., torch.Tensor]
+Pair = tuple[torch.Tensor, torch.Tensor]  # codes and scales
+_Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # and zero points
 
 
 class _Range(NamedTuple):
@@ -72,34 +78,16 @@ def quantize_int8(
     Asymmetric, x ~ scale * (q - zero):  scale = max / 255 - min / 255, with 0 counted among the values;
         zero = clamp(round(-128 - min / scale), -128, 127); q = clamp(round(x / scale) + zero, -128, 127).
     """
-    where = "quantize_int8"
+    if torch.compiler.is_compiling():
+        return _trace_int8(x, granularity, symmetric)
     codec = "int8" if symmetric is True else "int8_zero" if symmetric is False else ""
     try:
         again = kernels.repeated(x, codec, granularity) if in_memory(x) else None
     except RuntimeError:
-        check_input(where, "x", x)  # it may have no memory to be found by
+        check_input("quantize_int8", "x", x)  # it may have no memory to be found by
         raise
-    if again is not None:
-        q, scale, zero = again
-        return (q, scale) if zero is None else (q, scale, zero)
-    check_input(where, "x", x)
-    check_option(where, "granularity", granularity, ("token", "tensor"))
-    _check_flag(where, "symmetric", symmetric)
-    if in_memory(x) and kernels.usable(x):
-        q, scale, zero = kernels.quantize(x, codec, granularity)
-        return (q, scale) if zero is None else (q, scale, zero)
-    rows, dims, shape = _as_rows(x.detach(), granularity)
-    span = _measure(rows, dims)
-    if symmetric:
-        scale = _guard(_divide(span.amax, 127.0), span)
-        q = _apply(rows, _int8_symmetric, torch.int8, scale)
-        return q.reshape(x.shape), scale.reshape(shape)
-    # Not (max - min) / 255, which overflows when the range is wider than fp32.
-    scale = _guard(_divide(span.high, 255.0) - _divide(span.low, 255.0), span)
-    zero = (-128.0 - span.low / scale).round().clamp(-128.0, 127.0)
-    zero = torch.where(span.empty | span.bad, 0.0, zero)
-    q = _apply(rows, _int8_asymmetric, torch.int8, scale, zero)
-    return q.reshape(x.shape), scale.reshape(shape), zero.to(torch.int32).reshape(shape)
+    q, scale, zero = int8_anew(x, granularity, symmetric) if again is None else again
+    return (q, scale) if zero is None else (q, scale, zero)
 
 
 def quantize_fp8(
@@ -110,47 +98,14 @@ def quantize_fp8(
     The scale has shape () for "tensor", x.shape[:-1] for "token", [.., M, ceil(K/128)] for "1x128" and
     [.., ceil(N/128), ceil(K/128)] for "128x128".
     """
-    where = "quantize_fp8"
+    if torch.compiler.is_compiling():
+        return _trace_fp8(x, granularity, dtype)
     try:
         again = kernels.repeated(x, name_of(dtype) if dtype in FP8 else "", granularity) if in_memory(x) else None
     except RuntimeError:
-        check_input(where, "x", x)
+        check_input("quantize_fp8", "x", x)
         raise
-    if again is not None:
-        return again[0], again[1]
-    check_input(where, "x", x)
-    check_option(where, "granularity", granularity, ("tensor", "token", "1x128", "128x128"))
-    if dtype not in FP8:
-        raise DTypeError(f"{where}: dtype is {dtype}, expected {dtype_names(FP8)}")
-    if granularity == "128x128" and x.dim() < 2:
-        raise ShapeError(f"{where}: x has shape {tuple(x.shape)}, expected at least 2 dimensions for 128x128 blocks")
-    if in_memory(x) and kernels.usable(x):
-        q, scale, _ = kernels.quantize(x, name_of(dtype), granularity)
-        return q, scale
-    x = x.detach()
-    encode = _e4m3 if dtype == torch.float8_e4m3fn else _e5m2
-    largest = torch.finfo(dtype).max
-    if granularity in ("tensor", "token"):
-        rows, dims, shape = _as_rows(x, granularity)
-        span = _measure(rows, dims)
-        scale = _guard(_divide(span.amax, largest), span)
-        return _apply(rows, encode, dtype, scale).reshape(x.shape), scale.reshape(shape)
-
-    tile = BLOCK if granularity == "128x128" else 1
-    m, k = (x.shape[-2] if x.dim() > 1 else 1), x.shape[-1]
-    tiles, blocks = ceil_div(m, tile), ceil_div(k, BLOCK)
-    shape = (*x.shape[:-2], tiles, blocks) if x.dim() > 1 else (blocks,)
-    if x.numel() == 0:
-        return x.new_empty(x.shape, dtype=dtype), x.new_ones(shape, dtype=torch.float32)
-    v = x.reshape(-1, m, k)
-    if m % tile or k % BLOCK:
-        # Zeros change no amax.
-        v = pad(v, (0, -k % BLOCK, 0, -m % tile))
-    v = torch.unflatten(torch.unflatten(v, 2, (blocks, BLOCK)), 1, (tiles, tile)).flatten(0, 1)
-    span = _measure(v, (3, 1))
-    scale = _guard(_divide(span.amax, largest), span)
-    q = _apply(v, encode, dtype, scale).reshape(-1, tiles * tile, blocks * BLOCK)
-    return q[:, :m, :k].contiguous().reshape(x.shape), scale.reshape(shape)
+    return fp8_anew(x, granularity, dtype) if again is None else (again[0], again[1])
 
 
 def quantize_int4(w: torch.Tensor, *, group_size: int | None = 128, symmetric: bool = True) -> Int4Weight:
@@ -191,6 +146,57 @@ def quantize_int4(w: torch.Tensor, *, group_size: int | None = 128, symmetric: b
         group_size=size,
         validate=False,
     )
+
+
+def int8_anew(x: torch.Tensor, granularity: str, symmetric: bool) -> kernels.Results:
+    """What `quantize_int8` gives where no call like it is remembered."""
+    _check_int8(x, granularity, symmetric)
+    if for_kernels(x):
+        return kernels.quantize(x, "int8" if symmetric else "int8_zero", granularity)
+    rows, dims, shape = _as_rows(x.detach(), granularity)
+    span = _measure(rows, dims)
+    if symmetric:
+        scale = _guard(_divide(span.amax, 127.0), span)
+        q = _apply(rows, _int8_symmetric, torch.int8, scale)
+        return q.reshape(x.shape), scale.reshape(shape), None
+    # Not (max - min) / 255, which overflows when the range is wider than fp32.
+    scale = _guard(_divide(span.high, 255.0) - _divide(span.low, 255.0), span)
+    zero = (-128.0 - span.low / scale).round().clamp(-128.0, 127.0)
+    zero = torch.where(span.empty | span.bad, 0.0, zero)
+    q = _apply(rows, _int8_asymmetric, torch.int8, scale, zero)
+    return q.reshape(x.shape), scale.reshape(shape), zero.to(torch.int32).reshape(shape)
+
+
+def fp8_anew(x: torch.Tensor, granularity: str, dtype: torch.dtype) -> Pair:
+    """What `quantize_fp8` gives where no call like it is remembered."""
+    _check_fp8(x, granularity, dtype)
+    if for_kernels(x):
+        q, scale, _ = kernels.quantize(x, name_of(dtype), granularity)
+        return q, scale
+    x = x.detach()
+    encode = _e4m3 if dtype == torch.float8_e4m3fn else _e5m2
+    largest = torch.finfo(dtype).max
+    if granularity in ("tensor", "token"):
+        rows, dims, shape = _as_rows(x, granularity)
+        span = _measure(rows, dims)
+        scale = _guard(_divide(span.amax, largest), span)
+        return _apply(rows, encode, dtype, scale).reshape(x.shape), scale.reshape(shape)
+
+    tile = BLOCK if granularity == "128x128" else 1
+    m, k = (x.shape[-2] if x.dim() > 1 else 1), x.shape[-1]
+    tiles, blocks = ceil_div(m, tile), ceil_div(k, BLOCK)
+    shape = _scale_shape(x.shape[:-1], k, granularity)
+    if x.numel() == 0:
+        return x.new_empty(x.shape, dtype=dtype), x.new_ones(shape, dtype=torch.float32)
+    v = x.reshape(-1, m, k)
+    if m % tile or k % BLOCK:
+        # Zeros change no amax.
+        v = pad(v, (0, -k % BLOCK, 0, -m % tile))
+    v = torch.unflatten(torch.unflatten(v, 2, (blocks, BLOCK)), 1, (tiles, tile)).flatten(0, 1)
+    span = _measure(v, (3, 1))
+    scale = _guard(_divide(span.amax, largest), span)
+    q = _apply(v, encode, dtype, scale).reshape(-1, tiles * tile, blocks * BLOCK)
+    return q[:, :m, :k].contiguous().reshape(x.shape), scale.reshape(shape)
 
 
 # The encoders below take fp32 values; those whose scale is NaN become 0.
@@ -276,6 +282,16 @@ def _as_rows(x: torch.Tensor, granularity: str) -> tuple[torch.Tensor, tuple[int
     return (rows, (1,), tuple(x.shape[:-1])) if granularity == "token" else (rows, (1, 0), ())
 
 
+def _scale_shape(lead: tuple[int, ...], k: int, granularity: str) -> tuple[int, ...]:
+    """Of the scales of rows of K values, of which there are `lead`."""
+    if granularity == "tensor":
+        return ()
+    if granularity == "token":
+        return tuple(lead)
+    rows = lead if granularity == "1x128" else (*lead[:-1], ceil_div(lead[-1], BLOCK))
+    return *rows, ceil_div(k, BLOCK)
+
+
 def _row_chunks(v: torch.Tensor) -> list[slice]:
     """How to walk over the first dimension: whole when compiling, which fuses the passes by itself."""
     if torch.compiler.is_compiling() or v.shape[0] == 0:
@@ -307,13 +323,15 @@ def _int4_group_size(where: str, group_size: int | None, k: int) -> int:
 
 def in_memory(*tensors: object) -> bool:
     """Whether kernels, which read memory, see the values. Of negated views torch keeps the signs apart, and its own
-    operations compute; where it compiles, they do that anyway."""
-    if torch.compiler.is_compiling():
-        return False
+    operations compute."""
     for one in tensors:  # noqa: SIM110 - a generator takes longer than all this
         if isinstance(one, torch.Tensor) and one.is_neg():
             return False
     return True
+
+
+def for_kernels(x: torch.Tensor, *others: torch.Tensor | None) -> bool:
+    return not torch.compiler.is_compiling() and in_memory(x, *others) and kernels.usable(x)
 
 
 def check_input(where: str, name: str, x: torch.Tensor) -> None:
@@ -326,6 +344,23 @@ def check_input(where: str, name: str, x: torch.Tensor) -> None:
         raise ShapeError(f"{where}: {name} has shape (), expected at least 1 dimension")
 
 
+def _check_int8(x: torch.Tensor, granularity: str, symmetric: bool) -> None:
+    where = "quantize_int8"
+    check_input(where, "x", x)
+    check_option(where, "granularity", granularity, ("token", "tensor"))
+    _check_flag(where, "symmetric", symmetric)
+
+
+def _check_fp8(x: torch.Tensor, granularity: str, dtype: torch.dtype) -> None:
+    where = "quantize_fp8"
+    check_input(where, "x", x)
+    check_option(where, "granularity", granularity, ("tensor", "token", "1x128", "128x128"))
+    if dtype not in FP8:
+        raise DTypeError(f"{where}: dtype is {dtype}, expected {dtype_names(FP8)}")
+    if granularity == "128x128" and x.dim() < 2:
+        raise ShapeError(f"{where}: x has shape {tuple(x.shape)}, expected at least 2 dimensions for 128x128 blocks")
+
+
 def check_option(where: str, name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         expected = f"{', '.join(map(repr, allowed[:-1]))} or {allowed[-1]!r}"
@@ -335,3 +370,79 @@ def check_option(where: str, name: str, value: str, allowed: tuple[str, ...]) ->
 def _check_flag(where: str, name: str, value: bool) -> None:
     if not isinstance(value, bool):
         raise DTypeError(f"{where}: {name} is {value!r}, expected True or False")
+
+
+# Inductor divides as it likes, and codes flip. So a graph gets one operator for a quantiser, which runs what is above.
+# It does not run the public function: where torch traces, that calls the operator.
+
+
+def one_node(x: torch.Tensor) -> bool:
+    """Whether a graph gets the operator. Subclasses know what torch's operations are to them, and not ours. Those that
+    torch traces with are no subclasses of the user's."""
+    return type(x) in PLAIN or isinstance(x, (FakeTensor, FunctionalTensor))
+
+
+def _trace_int8(x: torch.Tensor, granularity: str, symmetric: bool) -> Pair | _Triple:
+    _check_int8(x, granularity, symmetric)
+    if one_node(x):
+        return _INT8(x.detach(), granularity) if symmetric else _INT8_ZERO(x.detach(), granularity)
+    q, scale, zero = int8_anew(x, granularity, symmetric)
+    return (q, scale) if zero is None else (q, scale, zero)
+
+
+def _trace_fp8(x: torch.Tensor, granularity: str, dtype: torch.dtype) -> Pair:
+    _check_fp8(x, granularity, dtype)
+    return _FP8(x.detach(), granularity, dtype) if one_node(x) else fp8_anew(x, granularity, dtype)
+
+
+def results_like(x: torch.Tensor, k: int, granularity: str, dtype: torch.dtype) -> Pair:
+    """Codes and scales for rows of K values, as many as x has rows, with nothing in them."""
+    lead = x.shape[:-1]
+    scale = x.new_empty(_scale_shape(lead, k, granularity), dtype=torch.float32)
+    return x.new_empty((*lead, k), dtype=dtype), scale
+
+
+def _int8_in_graphs(x: torch.Tensor, granularity: str) -> Pair:
+    return (kernels.repeated(x, "int8", granularity) or int8_anew(x, granularity, True))[:2]
+
+
+def _int8_zero_in_graphs(x: torch.Tensor, granularity: str) -> kernels.Results:
+    return kernels.repeated(x, "int8_zero", granularity) or int8_anew(x, granularity, False)
+
+
+def _fp8_in_graphs(x: torch.Tensor, granularity: str, dtype: torch.dtype) -> Pair:
+    again = kernels.repeated(x, name_of(dtype), granularity)
+    return fp8_anew(x, granularity, dtype) if again is None else again[:2]
+
+
+def _int8_like(x: torch.Tensor, granularity: str) -> Pair:
+    return results_like(x, x.size(-1), granularity, torch.int8)
+
+
+def _int8_zero_like(x: torch.Tensor, granularity: str) -> _Triple:
+    q, scale = _int8_like(x, granularity)
+    return q, scale, torch.empty_like(scale, dtype=torch.int32)
+
+
+def _fp8_like(x: torch.Tensor, granularity: str, dtype: torch.dtype) -> Pair:
+    return results_like(x, x.size(-1), granularity, dtype)
+
+
+_INT8: Callable[..., Pair] = define(
+    "quantize_int8",
+    "(Tensor x, str granularity) -> (Tensor, Tensor)",
+    _int8_in_graphs,
+    _int8_like,
+)
+_INT8_ZERO: Callable[..., _Triple] = define(
+    "quantize_int8_asymmetric",
+    "(Tensor x, str granularity) -> (Tensor, Tensor, Tensor)",
+    _int8_zero_in_graphs,
+    _int8_zero_like,
+)
+_FP8: Callable[..., Pair] = define(
+    "quantize_fp8",
+    "(Tensor x, str granularity, ScalarType dtype) -> (Tensor, Tensor)",
+    _fp8_in_graphs,
+    _fp8_like,
+)
