@@ -1,4 +1,5 @@
-"""Every goal beside what a GPU record says of it: docs/standing.md, and the README's table and line on the record.
+"""Every goal beside what a GPU record says of it: docs/standing.md, the README's table and line on the record, and the
+record's tables in other pages (tables.py).
 
     python benchmarks/standing.py
 
@@ -12,18 +13,19 @@ import datetime
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from goals import FEW, GOALS, TORCH_FP8, Record, few, many, mean, ratios, rows_of
+from tables import DASH, MARK, table, with_tables
 
 ROOT = Path(__file__).resolve().parents[1]
 EARLIER = 4  # records beside the one of today
 BEGIN, END = "<!-- benchmarks/standing.py writes this -->", "<!-- up to here -->"
 BADGE = "**GPU record:**"
-DASH = "\N{EN DASH}"
+STANDING = "docs/standing.md"
 PAGE = """# Where it stands
 
 `benchmarks/standing.py` writes this page from the [record](../benchmarks/records/{name}) of an {gpu}: {tests} GPU tests
@@ -86,10 +88,6 @@ def remembered(history: Sequence[Mapping[str, Any]], record: Record, today: str)
     tests = (record["tests"] or {}).get("passed")
     made = {"record": name, "date": date, "tests": tests, "readings": readings(record)}
     return [made, *(dict(one) for one in history if one["record"] != name)]
-
-
-def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines))
 
 
 def goal_lines(record: Record, earlier: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
@@ -163,17 +161,24 @@ def _replaced(text: str, pattern: str, by: str, what: str) -> str:
     return made
 
 
-def pages(path: Path, history: Path, readme: Path, today: str) -> dict[str, str]:
-    """What the history, docs/standing.md and the README should say of a record."""
+def with_marks(docs: Path) -> list[Path]:
+    """The pages that have tables of the record."""
+    return [page for page in sorted(docs.rglob("*.md")) if MARK.search(page.read_text(encoding="utf-8"))]
+
+
+def pages(path: Path, history: Path, readme: Path, standing: Path, today: str) -> dict[Path, str]:
+    """What the history, docs/standing.md, the README and pages with tables should say of a record."""
     from omnigemm.bench.record import read
 
     record = read(path)
     known = json.loads(history.read_text(encoding="utf-8")) if history.exists() else []
     kept = remembered(known, record, today)
+    tables = {one: with_tables(one.read_text(encoding="utf-8"), record) for one in with_marks(standing.parent)}
     return {
-        "history": json.dumps(kept, indent=1, ensure_ascii=False) + "\n",
-        "standing": page(record, kept, path.name),
-        "readme": with_line(with_table(readme.read_text(encoding="utf-8"), readme_table(record)), badge(record)),
+        history: json.dumps(kept, indent=1, ensure_ascii=False) + "\n",
+        standing: page(record, kept, path.name),
+        readme: with_line(with_table(readme.read_text(encoding="utf-8"), readme_table(record)), badge(record)),
+        **tables,
     }
 
 
@@ -183,15 +188,14 @@ def main(
     / "records"
     / "nvidia-h200.json",
 ) -> None:
-    """Write docs/standing.md and the README's table, and remember the record's figures."""
-    history, readme = ROOT / "benchmarks" / "history" / record.name, ROOT / "README.md"
-    files = {"history": history, "standing": ROOT / "docs" / "standing.md", "readme": readme}
+    """Write docs/standing.md and the tables of other pages, and remember the record's figures."""
+    history, readme, standing = (ROOT / name for name in (f"benchmarks/history/{record.name}", "README.md", STANDING))
     try:
-        made = pages(record, history, readme, datetime.datetime.now(datetime.timezone.utc).date().isoformat())
+        made = pages(record, history, readme, standing, datetime.datetime.now(datetime.timezone.utc).date().isoformat())
         history.parent.mkdir(exist_ok=True)
-        for name, text in made.items():
-            files[name].write_text(text, encoding="utf-8", newline="\n")
-            print(files[name])
+        for file, text in made.items():
+            file.write_text(text, encoding="utf-8", newline="\n")
+            print(file)
     except (OSError, ValueError) as error:
         typer.echo(f"benchmarks/standing.py: {error}", err=True)
         raise typer.Exit(2) from None
