@@ -118,16 +118,19 @@ def decode(what: str, op: str) -> Goal:
     return Goal(what, "at most 1.08 floors + 3 us each", read)
 
 
-def blas(record: Record) -> Reading | None:
-    """The blas backend beside torch, which calls the same library."""
-    ops, peers = ("gemm_bf16", "gemm_fp16", "bmm_bf16", "baddbmm_bf16"), ("torch.mm", "torch.bmm", "torch.baddbmm")
+def blas_ratios(record: Record, ops: Sequence[str]) -> dict[str, float]:
+    """The blas backend's speed in parts of torch's, which calls the same library."""
     found = {}
     for row in (row for row in record["rows"] if row["op"] in ops):
         ours = row.get("us_blas", row["us"] if row["config"].get("backend") == "blas" else None)
-        theirs = [us for name, us in row["peers"].items() if name in peers]
+        theirs = [us for name, us in row["peers"].items() if name in ("torch.mm", "torch.bmm", "torch.baddbmm")]
         if ours is not None and theirs:
             found[name_of(row, ops)] = theirs[0] / ours
-    return of_ratios(found, each_bar=0.98)
+    return found
+
+
+def blas(record: Record) -> Reading | None:
+    return of_ratios(blas_ratios(record, ("gemm_bf16", "gemm_fp16", "bmm_bf16", "baddbmm_bf16")), each_bar=0.98)
 
 
 def lists(record: Record) -> Reading | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from goals import COPY_GBPS, FEW, Keeps, Record, Row, any_shape, few, many, mean, ratios, rows_of
+from goals import COPY_GBPS, FEW, Keeps, Record, Row, any_shape, blas_ratios, few, many, mean, ratios, rows_of
 
 DASH = "\N{EN DASH}"
 # A page has `<!-- record: name -->`, the table, and `<!-- up to here -->`.
@@ -180,15 +180,11 @@ HOSTS = (
 
 
 def blas(record: Record) -> str:
-    """The blas backend beside torch, which calls the same library."""
-
     def lines() -> Iterator[list[str]]:
         for op, name in BLAS.items():
-            found: dict[str, float] = {}
-            for row in (row for row in record["rows"] if row["op"] == op):
-                ours = row.get("us_blas", row["us"] if row["config"].get("backend") == "blas" else None)
-                if ours is not None:
-                    found[row["shape"]] = peer(row, "torch") / ours
+            found = blas_ratios(record, [op])
+            if not found:
+                continue
             least, kind = min(found, key=found.__getitem__), op.split("_")[1]
             what = f"`{name}`, {kind}, {len(found)} shapes"
             yield [what, f"{mean(found.values()):.3f}x", f"{found[least]:.3f}x at {least}"]
@@ -197,13 +193,11 @@ def blas(record: Record) -> str:
 
 
 def hosts(record: Record) -> str:
-    host: dict[str, Any] = record["host_us"]
-
     def lines() -> Iterator[list[str]]:
-        for what, ours, torchs in HOSTS:
-            theirs = f"{host[f'gemm: {torchs}']:.1f}" if torchs else ""
-            name = torchs.split(",")[0].removesuffix(" fp32")
-            yield [what, f"{host[f'gemm: {ours}']:.1f}", f"{theirs} (`{name}`)" if theirs else ""]
+        for what, *calls in HOSTS:
+            ours, theirs = (record["host_us"].get(f"gemm: {call}") for call in calls)
+            name = calls[1].split(",")[0].removesuffix(" fp32")
+            yield [what, DASH if ours is None else f"{ours:.1f}", "" if theirs is None else f"{theirs:.1f} (`{name}`)"]
 
     return table(["", "here, us", "torch, us"], lines())
 
@@ -222,7 +216,9 @@ def quantisers(record: Record) -> str:
 
     def lines() -> Iterator[list[str]]:
         for form in FORMS:
-            large, small = found[form, "8192x8192"], found[form, "64x7168"]
+            large, small = (found.get((form, shape)) for shape in ("8192x8192", "64x7168"))
+            if large is None or small is None:
+                continue
             yield [form, f"{large['config']['gbps'] / COPY_GBPS:.0%}", f"{small['us']:.1f}"]
 
     return table(["form", "of a copy", "64x7168, us"], lines())

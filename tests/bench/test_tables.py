@@ -77,6 +77,11 @@ def test_pages_get_their_tables_between_the_marks(tables: ModuleType) -> None:
         tables.with_tables("<!-- record: no such -->\n<!-- up to here -->", record)
 
 
+def test_a_record_of_some_parts_has_shorter_tables(tables: ModuleType) -> None:
+    for make in tables.TABLES.values():
+        assert make({"rows": [], "host_us": {}}).startswith("| ")
+
+
 def test_every_table_is_on_a_page(tables: ModuleType) -> None:
     pages = [page.read_text(encoding="utf-8") for page in (ROOT / "docs").rglob("*.md")]
     shown = [found["name"] for page in pages for found in tables.MARK.finditer(page)]
