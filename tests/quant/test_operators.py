@@ -224,6 +224,7 @@ def test_gradients_end_at_quantisers() -> None:
         (lambda x: rms_norm_quantize(x, x[0, :7]), ValueError, r"rms_norm_quantize: weight has shape \(7,\)"),
         (lambda x: rms_norm_quantize(x, x[0], eps=-1.0), UnsupportedError, r"rms_norm_quantize: eps is -1\.0"),
         (lambda x: rms_norm_quantize(x, x[0], residual=x[:2]), ValueError, r"residual has shape \(2, 8\)"),
+        (lambda x: rms_norm_quantize(x, torch.ones(8), residual=x), ValueError, "residual shares memory with x"),
         (lambda x: swiglu_quantize(x[:, :7]), ValueError, r"swiglu_quantize: x has shape \(4, 7\)"),
     ],
 )

@@ -206,6 +206,8 @@ def _check_own_memory(where: str, residual: torch.Tensor, x: torch.Tensor, weigh
     if not torch.compiler.is_compiling():  # where tensors have no address, and Dynamo sorts no symbols
         _check_apart_in_itself(where, residual)
         need_all_distinct(where, {"residual": residual}, {"x": x, "weight": weight})
+    elif residual is x:
+        raise LayoutError(f"{where}: residual shares memory with x, expected memory of its own")
 
 
 def _check_apart_in_itself(where: str, residual: torch.Tensor) -> None:
