@@ -17,7 +17,7 @@ LIMIT = 3_000_000_000  # products of two numbers that the emulator is given at a
 # What is of a library, of quantisers, of several devices or threads, of torch's allocator, or of what is said of a GPU.
 NOT_EMULATED = (
     "blas", "quantizers", "test_tune", "test_streams_and_threads", "refused", "explanation", "not_waited_for",
-    "memory_of_their_callers", "thousand",
+    "memory_of_their_callers", "thousand", "reduce_overhead",
 )  # fmt: skip
 
 
