@@ -179,6 +179,22 @@ def number(field: str, name: str, bar: float, beside: str = "") -> Callable[[Rec
     return read
 
 
+def slowest(field: str, names: Mapping[str, str], bar: float) -> Callable[[Record], Reading | None]:
+    """The largest of some numbers, which one it is, and what torch took for that."""
+
+    def read(record: Record) -> Reading | None:
+        numbers = record.get(field, {})
+        found = [name for name in names if name in numbers]
+        if not found:
+            return None
+        name = max(found, key=numbers.__getitem__)
+        other = numbers.get(names[name])
+        words = f" ({name.split(': ')[-1]})" + (f", `{names[name].split(': ')[-1]}` took {other:.1f}" if other else "")
+        return Reading(f"{numbers[name]:.1f}", numbers[name] <= bar, words)
+
+    return read
+
+
 TORCH_FP8 = ("torch scaled_mm rowwise", "torch scaled_mm tensorwise")
 GROUPED = {"masked, fp8 block scales": "masked_fp8_block", "contiguous, fp8 block scales": "contiguous_fp8_block"}
 GOALS: tuple[Goal, ...] = (
@@ -198,6 +214,19 @@ GOALS: tuple[Goal, ...] = (
         "host time of a warm `gemm` through cuBLAS, us",
         "at most 12",
         number("host_us", "gemm: gemm by blas, out=", 12, "gemm: torch.mm, out="),
+    ),
+    Goal(
+        "the same with C and of batches, us",
+        "at most 12",
+        slowest(
+            "host_us",
+            {
+                "gemm: gemm by blas, C is out": "",
+                "gemm: gemm by blas, another C": "gemm: torch.addmm, out=",
+                "gemm: gemm by blas, batch": "gemm: torch.bmm",
+            },
+            12,
+        ),
     ),
     Goal(
         "the same in fp32, 16x512x512, us",
