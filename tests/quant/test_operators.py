@@ -99,8 +99,8 @@ def test_sizes_that_change() -> None:
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch's default compiler needs a C++ compiler")
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_the_default_compiler(dynamic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Traced as torch's operations, these codes were others: by Inductor's division on a GPU, and on a processor at
-    the ends of rows like these. (So there is little else here that Inductor would make code for.)"""
+    """Traced as torch's operations, these codes were others at the ends of rows like these. (So there is little else
+    here that Inductor would make code for.)"""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
 
     def chain(x: Tensor, weight: Tensor, residual: Tensor) -> tuple[Tensor, ...]:

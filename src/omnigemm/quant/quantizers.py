@@ -372,8 +372,8 @@ def _check_flag(where: str, name: str, value: bool) -> None:
         raise DTypeError(f"{where}: {name} is {value!r}, expected True or False")
 
 
-# Inductor divides as it likes, and codes flip. So a graph gets one operator for a quantiser, which runs what is above.
-# It does not run the public function: where torch traces, that calls the operator.
+# Inductor makes code that rounds otherwise, and codes differ. So a graph gets one operator for a quantiser, which runs
+# what is above. It does not run the public function: where torch traces, that calls the operator.
 
 
 def one_node(x: torch.Tensor) -> bool:
