@@ -296,7 +296,7 @@ def test_nothing_is_launched_for_fake_tensors(warm: Warm, backend: Backend) -> N
 
 def test_numbers_are_those_of_the_call(backend: Backend) -> None:
     words: dict[str, Any] = matrices()
-    for alpha, beta in ((1.0, 0.0), (2.0, 0.0), (2.0, 3.0), (1.0, 0.0)):
+    for alpha, beta in ((1.0, 0.0), (2.0, 0.0), (2.0, 3.0), (2.0, 4.0), (5.0, 4.0), (1.0, 0.0)):
         words |= {"alpha": alpha, "beta": beta, "c": torch.randn(3, 8) if beta else None}
         for turn in range(2):
             omnigemm.gemm(**words)
@@ -323,6 +323,62 @@ def test_a_c_that_is_out(backend: Backend) -> None:
     words["c"] = words["out"].clone()
     omnigemm.gemm(**words)
     assert backend.taken() == ([], 1)
+
+
+@pytest.fixture
+def onto(backend: Backend) -> dict[str, Any]:
+    """The words of a call that came twice, with a C that is `out`."""
+    words: dict[str, Any] = matrices() | {"beta": 1.0}
+    words["c"] = words["out"]
+    for _ in range(2):
+        omnigemm.gemm(**words)
+    backend.taken()
+    return words
+
+
+def test_a_c_that_is_no_longer_out_is_another_call(onto: dict[str, Any], backend: Backend) -> None:
+    """One that begins where `out` does, too: it may be another matrix."""
+    for name, other in (("c", onto["out"].clone()), ("out", onto["c"].clone()), ("out", None)):
+        omnigemm.gemm(**onto | {name: other})
+        assert backend.taken() == ([], 1)
+        omnigemm.gemm(**onto)
+        assert backend.taken() == ([], 1)
+    with pytest.raises(omnigemm.LayoutError, match="shares memory with c"):
+        omnigemm.gemm(**onto | {"c": onto["out"][:1]})
+
+
+def test_an_out_that_is_c_may_overlap_no_other(onto: dict[str, Any], backend: Backend) -> None:
+    for name in ("a", "b"):
+        room = torch.zeros(24 + 64)
+        start = 24 if name == "b" else 48
+        given = onto | {name: room[start : start + onto[name].numel()].view(onto[name].shape)}
+        given["out"] = given["c"] = room[start - 24 : start].view(3, 8)
+        omnigemm.gemm(**given)
+        backend.taken()
+        given["out"] = given["c"] = room[start - 23 : start + 1].view(3, 8)
+        with pytest.raises(omnigemm.LayoutError, match=f"shares memory with {name}"):
+            omnigemm.gemm(**given)
+        assert backend.taken() == ([], 0)
+
+
+def test_a_c_that_is_out_changes_in_place(onto: dict[str, Any], backend: Backend) -> None:
+    onto["out"].set_(torch.zeros(3, 16)[:, ::2])
+    omnigemm.gemm(**onto)
+    assert backend.taken() == ([], 1)
+
+
+def test_one_matrix_in_several_places(backend: Backend) -> None:
+    """Each place that it has is its own, remembered or not."""
+    x, out, other = torch.randn(8, 8), torch.empty(8, 8), torch.randn(8, 8)
+    for a, c, result in ((x, x, out), (other, x, out), (x, other, out), (x, out, out), (x, None, out), (x, x, None)):
+        forget_calls()
+        words: dict[str, Any] = {"a": a, "b": x, "c": c, "beta": 0.0 if c is None else 1.0, "out": result}
+        for turn in range(2):
+            made = omnigemm.gemm(**words)
+            assert backend.taken() == (([launched(words, made)], 0) if turn else ([], 1))
+        words["a"] = torch.randn(8, 8)  # of the shape that it had
+        omnigemm.gemm(**words)
+        assert len(backend.taken()[0]) == (a is not x)
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -1,8 +1,8 @@
 """A call like one before: whether it is, and then straight to the launch, with all that was worked out at the time.
 
-Calls are remembered as functions. Two kinds are written out, because a loop over tensors costs as much as its work, and
-each call of a function a tenth of a microsecond: the product of two matrices, and the one with two scales. All others
-share one function.
+Calls are remembered as functions. Three kinds are written out, because a loop over tensors costs as much as its work,
+and each call of a function a tenth of a microsecond: the product of two matrices, the one with C, and the one with two
+scales. All others share one function.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ANEW = object()  # what was not done, and must be done from the start
 WORDS = 3  # of what is given, those before the arguments
 
 # Where tensors are among what is given, besides an `out`.
-_PRODUCT, _SCALED_PRODUCT = [3, 4], [3, 4, 5, 6]
+_PRODUCT, _PRODUCT_AND_C, _SCALED_PRODUCT = [3, 4], [3, 4, 5], [3, 4, 5, 6]
 
 # Found once: looking each of them up costs as much as calling it.
 _is_grad_enabled, _address = torch.is_grad_enabled, Tensor.data_ptr
@@ -37,6 +37,7 @@ class Like(NamedTuple):
     places: list[int] | None  # of the tensors among what is given; None: some are in lists
     tensors: Callable[[Operands], Operands]  # all of them
     same: Callable[..., bool]  # their types, shapes, strides, dtypes, devices and gradients
+    same_onto: Callable[..., bool] | None  # of all but an operand that is `out` itself; None: there is none
     others: Callable[[Operands], Operands]
     values: Operands  # of the others
     gradients: bool  # of some tensor: not for us while gradients are recorded
@@ -55,6 +56,8 @@ def again(ops: Operators, call: Call, like: Like, apart: Apart, numbers: tuple[f
         inputs = [place for place in like.places if place >= WORDS]
         if inputs == _PRODUCT and len(numbers) == 2:
             return _product(ops, call, call.launch_at, like, apart)
+        if inputs == _PRODUCT_AND_C and len(numbers) == 2:
+            return _product_and_c(ops, call, call.launch_at, like, apart)
         if inputs == _SCALED_PRODUCT and not numbers:
             return _scaled_product(ops, call, call.launch_at, like, apart)
     return _any(ops, call, like, apart, numbers)
@@ -83,9 +86,10 @@ def _product(ops: Operators, call: Call, launch_at: AddressLaunch, like: Like, a
         if fresh:
             out = make()
         to, x, y = _address(out), _address(a), _address(b)
-        end = to + reach
-        if (x < end and to < x + a_reach) or (y < end and to < y + b_reach):  # a closer look
-            return launch(ops.operation, call, ops.gather(*given[WORDS:]), out)
+        if not fresh:
+            end = to + reach
+            if (x < end and to < x + a_reach) or (y < end and to < y + b_reach):  # a closer look
+                return launch(ops.operation, call, ops.gather(*given[WORDS:]), out)
         if not launch_at(alpha, beta, to, x, y):
             return write(call, ops.gather(*given[WORDS:]), out)
         if not fresh:
@@ -95,8 +99,46 @@ def _product(ops: Operators, call: Call, launch_at: AddressLaunch, like: Like, a
     return run
 
 
+def _product_and_c(ops: Operators, call: Call, launch_at: AddressLaunch, like: Like, apart: Apart) -> Again:
+    """C in a place of its own, or `out` itself."""
+    same, gradients = like.same_onto or like.same, like.gradients
+    *_, out_dtype, backend, alpha, beta = like.values
+    here, settings = active(), current()
+    reach, fresh, onto, make = apart.out, not apart.others, like.same_onto is not None, call.fresh
+    a_reach, b_reach, c_reach = (*(size for _, size in apart.others), 0, 0, 0)[:3]  # 0: it overlaps nothing
+
+    def run(given: Operands) -> Any:
+        out, its_dtype, its_backend, a, b, c, its_alpha, its_beta = given
+        if (
+            its_dtype is not out_dtype
+            or its_backend != backend
+            or its_alpha != alpha
+            or its_beta != beta
+            or (c is not out if onto else fresh and out is not None)
+            or not (same(out, a, b) if onto else same(a, b, c) if fresh else same(out, a, b, c))
+            or (active() is not here and current() != settings)
+            or (gradients and _is_grad_enabled())
+        ):
+            return ANEW
+        if fresh:
+            out = make()
+        to, x, y = _address(out), _address(a), _address(b)
+        z = to if onto else _address(c)
+        if not fresh:
+            end = to + reach
+            if (x < end and to < x + a_reach) or (y < end and to < y + b_reach) or (z < end and to < z + c_reach):
+                return launch(ops.operation, call, ops.gather(*given[WORDS:]), out)
+        if not launch_at(alpha, beta, to, x, y, z):
+            return write(call, ops.gather(*given[WORDS:]), out)
+        if not fresh:
+            changed((out,))
+        return out
+
+    return run
+
+
 def _scaled_product(ops: Operators, call: Call, launch_at: AddressLaunch, like: Like, apart: Apart) -> Again:
-    _, pick, same, others, values, gradients = like
+    _, pick, same, _, others, values, gradients = like
     here, settings = active(), current()
     reach, fresh, make = apart.out, not apart.others, call.fresh
     a_reach, b_reach, a_scale_reach, b_scale_reach = (size for _, size in apart.others) if apart.others else (0,) * 4
@@ -114,14 +156,15 @@ def _scaled_product(ops: Operators, call: Call, launch_at: AddressLaunch, like: 
         else:
             out, a, b, a_scale, b_scale = tensors
         to, x, y, s, t = _address(out), _address(a), _address(b), _address(a_scale), _address(b_scale)
-        end = to + reach
-        if (
-            (x < end and to < x + a_reach)
-            or (y < end and to < y + b_reach)
-            or (s < end and to < s + a_scale_reach)
-            or (t < end and to < t + b_scale_reach)
-        ):
-            return launch(ops.operation, call, ops.gather(*given[WORDS:]), out)
+        if not fresh:
+            end = to + reach
+            if (
+                (x < end and to < x + a_reach)
+                or (y < end and to < y + b_reach)
+                or (s < end and to < s + a_scale_reach)
+                or (t < end and to < t + b_scale_reach)
+            ):
+                return launch(ops.operation, call, ops.gather(*given[WORDS:]), out)
         if not launch_at(to, x, y, s, t):
             return write(call, ops.gather(*given[WORDS:]), out)
         if not fresh:
@@ -132,7 +175,7 @@ def _scaled_product(ops: Operators, call: Call, launch_at: AddressLaunch, like: 
 
 
 def _any(ops: Operators, call: Call, like: Like, apart: Apart, numbers: tuple[float, ...]) -> Again:
-    _, pick, same, others, values, gradients = like
+    _, pick, same, _, others, values, gradients = like
     here, settings, launch_at = active(), current(), call.launch_at
     reach, spans = apart
 

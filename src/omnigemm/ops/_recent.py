@@ -111,7 +111,7 @@ def shortcut(ops: Operators, arguments: Operands, out: Any, out_dtype: torch.dty
     found = call_for(operation, operands, out, out_dtype if out is None else None, backend)
     result = launch(operation, found, operands, out)
     if _TensorGuards is not None:
-        like = Like(places, pick, _guard(picked), rest, rest(given), gradients)
+        like = Like(places, pick, _guard(picked), _guard_onto(ops, given), rest, rest(given), gradients)
         apart = Apart(0, ()) if found.launch_at is None else _apart(ops, given)
         made = again(ops, found, like, apart, numbers=tuple(one for one in arguments if type(one) is float))
         first = arguments[0]
@@ -120,13 +120,26 @@ def shortcut(ops: Operators, arguments: Operands, out: Any, out_dtype: torch.dty
     return result
 
 
+def _onto(ops: Operators, given: Operands) -> int | None:
+    """The place of the operand that is `out` itself."""
+    place = ops.operation.may_be_out
+    there = None if place is None else WORDS + place
+    return there if there is not None and given[0] is not None and given[there] is given[0] else None
+
+
 def _apart(ops: Operators, given: Operands) -> Apart:
-    out, c = given[0], ops.operation.may_be_out
+    out, itself = given[0], (0, _onto(ops, given))
     if out is None:
         return Apart(0, ())
     tensors = [i for i, one in enumerate(given) if type(one) in PLAIN]
-    itself = [i == 0 or (c is not None and i == WORDS + c and given[i] is out) for i in tensors]
-    return Apart(reach(out), tuple((at, reach(given[i])) for at, i in enumerate(tensors) if not itself[at]))
+    return Apart(reach(out), tuple((at, reach(given[i])) for at, i in enumerate(tensors) if i not in itself))
+
+
+def _guard_onto(ops: Operators, given: Operands) -> Callable[..., bool] | None:
+    itself = _onto(ops, given)
+    if itself is None:
+        return None
+    return _guard(tuple(one for i, one in enumerate(given) if i != itself and type(one) in PLAIN))
 
 
 def _guard(tensors: Operands) -> Callable[..., bool]:
