@@ -497,21 +497,21 @@ def test_other_addresses_and_factors(pair: Any, monkeypatch: pytest.MonkeyPatch)
     for name, one in bound.tensors.items():
         other = at_address(one.neg(), 256)
         assert [bound(**{name: other}), bound(**{name: other})] == [True, False]
-        assert bound() == (name in ("a", "c"))  # what is kept is kept for each result and weight
+        assert not bound()  # what is kept is kept for each set of addresses
     for factors in ((2.0, 2.0), (1.0, 3.0), (1.0, 2.0)):
         assert [bound(*factors), bound(*factors)] == [True, False]
 
 
-@pytest.mark.parametrize("name", ["out", "b"])
+@pytest.mark.parametrize("name", ["out", "a", "b", "c"])
 def test_so_many_addresses_are_known(pair: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Of results and of weights, and when they are too many, of the last ones."""
+    """Of each matrix, and when they are too many, of the last ones."""
     monkeypatch.setattr(lt, "_DONE", 4)
     bound = Bound(opened(pair), monkeypatch)
     several = [at_address(torch.randn_like(bound.tensors[name]), 256) for _ in range(5)]
     for one in several[:4]:
         assert bound(**{name: one})
     assert not any(bound(**{name: one}) for one in several[:4])
-    assert bound(3.0, **{name: several[3]})  # another factor in the same place: the others stay
+    assert bound(3.0, **{name: several[3]})  # another factor at the same addresses: the others stay
     assert not any(bound(**{name: one}) for one in several[:3])
     assert [bound(**{name: several[i]}) for i in (4, 4, 0)] == [True, False, True]
 

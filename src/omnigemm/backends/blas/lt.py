@@ -24,10 +24,10 @@ from .workspaces import NO_ROOM, Room, Workspaces
 
 _KEPT = 1024  # products whose algorithms are remembered beyond the plans that use them
 
-# What a launch did before, to do it again at the same addresses: those of A and C, the factors, the stream, what
-# torch's switches answered, the stream's free rooms and the one it had (None: it needs none), and what it handed over.
-_Done = tuple[int, int, float, float, int, Any, list[Room] | None, Room, tuple[Any, ...]]
-_NOTHING: _Done = (-1, -1, 0.0, 0.0, 0, None, None, NO_ROOM, ())
+# What a launch did before, to do it again at the same addresses: the factors, the stream, what torch's switches
+# answered, the stream's free rooms and the one it had (None: it needs none), and what it handed over.
+_Done = tuple[float | None, float, int, Any, list[Room] | None, Room, tuple[Any, ...]]
+_NOTHING: _Done = (None, 0.0, 0, None, None, NO_ROOM, ())  # None: no call has such a factor
 _DONE = 256  # of which a launch, which serves all weights of a shape, keeps so many: some kilobyte each
 
 _thread = threading.local()  # `bound` if it has the device's context, without which nothing can be launched
@@ -98,7 +98,7 @@ class LtGemm:
         multiply, dtype, answer = self.library.function("multiply"), a.dtype, switches[a.dtype]
         current_device, current_stream, capturing = self._caller.device, self._caller.stream, self._caller.capturing
         first, second, third, fourth = choices.a, choices.b, choices.c, choices.d
-        done: dict[tuple[int, int], _Done] = {}  # by the addresses of `out` and B
+        done: dict[tuple[int, int, int, int], _Done] = {}  # by the addresses of `out`, A, B and C
         done_at = done.get
 
         def at(
@@ -112,13 +112,9 @@ class LtGemm:
                 return anew(alpha, beta, to, a, b, c, before)
             if current_device() != index:
                 return False
-            last_a, last_c, last_alpha, last_beta, last_stream, answered, free, room, arguments = done_at(
-                (to, b), _NOTHING
-            )
+            last_alpha, last_beta, last_stream, answered, free, room, arguments = done_at((to, a, b, c), _NOTHING)
             if (
-                a != last_a
-                or c != last_c
-                or alpha != last_alpha
+                alpha != last_alpha
                 or beta != last_beta
                 or current_stream(index) != last_stream
                 or answer() != answered
@@ -185,9 +181,9 @@ class LtGemm:
                 raise self.library.failure("multiply", status)
             if before is None and (not size or room.stream is not None):  # a captured call's room is its own for good
                 free = rooms.kept(stream) if size else None
-                if len(done) >= _DONE and (to, b) not in done:
+                if len(done) >= _DONE and (to, a, b, c) not in done:
                     done.clear()
-                done[to, b] = a, c, alpha, beta, stream, answered, free, room, arguments
+                done[to, a, b, c] = alpha, beta, stream, answered, free, room, arguments
             return True
 
         return at
