@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ def allocator(spec: OutSpec | Sequence[OutSpec]) -> Callable[[], Any]:
     index, current_device = device.index, torch._C._cuda_getDevice
     forms = [(tuple(one.shape), torch.empty(one.shape, device="meta").stride(), one.dtype) for one in specs]
     form = forms[0]
+    if isinstance(spec, OutSpec) and torch.cuda.device_count() == 1:  # the current one, then
+        return partial(empty_strided_cuda, *form)
 
     def fresh() -> Tensor:
         made: Tensor = empty_strided_cuda(*form) if current_device() == index else allocate(spec)
