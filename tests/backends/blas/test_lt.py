@@ -570,6 +570,22 @@ def test_the_same_addresses_in_a_capture(pair: Any, monkeypatch: pytest.MonkeyPa
         assert [one() is not None for one in memory] == [True, False, False, False]  # graphs' own is not held on to
 
 
+def test_a_stream_that_no_graph_captures_is_not_asked_about(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the same addresses, where a workspace is needed; all others are."""
+    stream, asked = [0], []
+    by = caller(lambda: stream[0], lambda: bool(asked.append(stream[0])))
+    bound = Bound(opened(pair, by=dataclasses.replace(by, uncaptured=0)), monkeypatch)
+    for stream[0] in (0, 1, 0):
+        bound()
+    asked.clear()
+    for stream[0] in (0, 0):
+        assert not bound()
+    assert not asked
+    stream[0] = 1
+    assert [bound(), bound()] == [True, False]
+    assert asked == [1, 1]
+
+
 def test_a_copied_c_is_copied_again(pair: Any) -> None:
     """Also at the same addresses."""
     out, a, b, c = torch.empty(4, 8), torch.randn(4, 32), torch.randn(32, 8), torch.randn(8)
@@ -614,12 +630,14 @@ def test_an_error_at_the_same_addresses_gives_the_room_back(pair: Any, monkeypat
     assert [len(free) for free in by_lt.device(CPU).rooms._free.values()] == [1]
 
 
-def test_a_thread_that_did_nothing_with_cuda_before(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("k", [8, 32])
+def test_a_thread_that_did_nothing_with_cuda_before(pair: Any, monkeypatch: pytest.MonkeyPatch, k: int) -> None:
     """It has no context, without which nothing can be launched, until torch is asked about captures."""
     monkeypatch.setattr(lt, "_thread", threading.local())
     here = threading.local()
     by = caller(capturing=lambda: bool(setattr(here, "asked", True)))
-    anew, again = Bound(opened(pair, by=by), monkeypatch, k=8), Bound(opened(pair, by=by), monkeypatch, k=8)
+    by = dataclasses.replace(by, uncaptured=STREAM)
+    anew, again = Bound(opened(pair, by=by), monkeypatch, k), Bound(opened(pair, by=by), monkeypatch, k)
     again()
     found: list[object] = []
 

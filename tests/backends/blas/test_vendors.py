@@ -242,6 +242,11 @@ def test_memory_that_is_kept_is_made_by_a_thread_without_pools(monkeypatch: pyte
     assert caller_of(dataclasses.replace(NVIDIA, device_type="musa")).apart(lambda: None) is None
 
 
+def test_only_of_cuda_a_stream_is_known_that_no_graph_captures() -> None:
+    assert caller_of(VENDORS["nvidia"]).uncaptured == 0
+    assert caller_of(dataclasses.replace(NVIDIA, device_type="musa")).uncaptured is None
+
+
 def test_codes_and_statuses_of_its_own(standin: Any, pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     described, call = [], LtLibrary.call
 

@@ -28,6 +28,7 @@ class Caller:
     on: Callable[[int], AbstractContextManager[Any]] = lambda index: torch.cuda.device(index)
     # Makes memory that is kept, where no pool of torch's that the caller is using gets it.
     apart: Callable[[Callable[[], Tensor | None]], Tensor | None] = lambda make: make()
+    uncaptured: int | None = None  # the stream that no graph can capture, so that it need not be asked about
 
 
 def caller_of(vendor: Vendor) -> Caller:
@@ -39,6 +40,8 @@ def caller_of(vendor: Vendor) -> Caller:
         _of_torch(asks.capturing, lambda: False),  # who cannot tell has no graphs
         _of_torch(f"{vendor.device_type}.device"),
         _in_a_thread if vendor.device_type == "cuda" else Caller.apart,
+        # CUDA refuses to begin a capture on its null stream, torch's default one, and to join it to another's.
+        0 if vendor.device_type == "cuda" else None,
     )
 
 

@@ -97,6 +97,7 @@ class LtGemm:
         rooms = self.device(out.device).rooms
         multiply, dtype, answer = self.library.function("multiply"), a.dtype, switches[a.dtype]
         current_device, current_stream, capturing = self._caller.device, self._caller.stream, self._caller.capturing
+        uncaptured = self._caller.uncaptured
         first, second, third, fourth = choices.a, choices.b, choices.c, choices.d
         done: dict[tuple[int, int, int, int], _Done] = {}  # by the addresses of `out`, A, B and C
         done_at = done.get
@@ -118,13 +119,11 @@ class LtGemm:
                 or beta != last_beta
                 or current_stream(index) != last_stream
                 or answer() != answered
-                or (free is not None and capturing())
+                or (free is not None and last_stream != uncaptured and capturing())
             ):
                 return anew(alpha, beta, to, a, b, c)
             if free is None:
                 status = multiply(*arguments)
-                if status and not hasattr(_thread, "bound"):
-                    return anew(alpha, beta, to, a, b, c)
             else:
                 try:
                     mine = free.pop()
@@ -138,6 +137,8 @@ class LtGemm:
                 finally:
                     free.append(room)
             if status:
+                if not hasattr(_thread, "bound"):
+                    return anew(alpha, beta, to, a, b, c)
                 raise self.library.failure("multiply", status)
             return True
 
