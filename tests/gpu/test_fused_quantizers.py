@@ -97,6 +97,8 @@ def test_norms_of_random_rows(m: int, k: int, codec: str, granularity: str, dtyp
     exact = wide / (wide.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight.double()
     within(got, exact, granularity, NORM_TOLERANCE)
     same(rms_norm_quantize(total, weight, granularity=granularity, dtype=CODES[codec]), got)  # and every time
+    with omnigemm.settings(constant_weights=True):
+        same(rms_norm_quantize(total, weight, granularity=granularity, dtype=CODES[codec]), got)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

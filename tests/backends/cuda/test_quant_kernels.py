@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable
+from typing import ClassVar
 
 import pytest
 import torch
@@ -21,24 +22,29 @@ from omnigemm.backends.cuda.quant_source import Shape, Variant
 
 FLOATS = [torch.bfloat16, torch.float16, torch.float32]
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+# Which instructions there are, kernels ask of the compiler for a GPU.
+WAITS = ("quant/team.cuh", "void wait_for_previous() {\n#if __CUDA_ARCH__ >= 900", "void wait_for_previous() {\n#if 1")
 MULTIPROCESSORS = 3  # of the GPU that is made up here: small, so that blocks have more than one thing to do
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[KernelSpec], ctypes.CDLL]:
     folder = tmp_path_factory.mktemp("kernels")
-    return lambda spec: emulated.compiled(spec, folder)
+    return lambda spec: emulated.compiled(spec, folder, (WAITS,))
 
 
 class Emulated:
-    """A launcher that runs the kernel here."""
+    """A launcher that runs the kernel here. What is `late` is written by the kernel before."""
+
+    late: ClassVar[list[Tensor]] = []
 
     def __init__(self, library: ctypes.CDLL, shape: Shape, values: str) -> None:
         self._library, self._shape, self._values = library, shape, values
 
     def __call__(self, stream: int, addresses: tuple[int, ...], *values: float) -> None:
         arguments = struct.pack(self._values, *values)
-        emulated.run(self._library, arguments, grid=self._shape.grid, threads=self._shape.threads)
+        written = [(one.data_ptr(), one.nbytes, 0) for one in self.late]
+        emulated.run(self._library, arguments, grid=self._shape.grid, threads=self._shape.threads, written=written)
 
 
 @pytest.fixture
@@ -216,6 +222,42 @@ def test_rms_norm(codec: str, code: torch.dtype, granularity: str, dtype: torch.
                 assert torch.equal(given, part + residual)
             assert bool((wide[:, start + k :] == 7.0).all())
             wide.fill_(7.0)
+
+
+@pytest.mark.usefixtures("_emulated")
+@pytest.mark.parametrize("k", [1032, 16392])  # in registers, and longer
+def test_a_weight_is_read_early_if_it_is_constant(monkeypatch: pytest.MonkeyPatch, k: int) -> None:
+    """All else waits for the kernel before; so does a weight that must be copied, for the copy is made right before."""
+    x, weight, residual = exact_rows(5, k, torch.bfloat16), torch.randn(k).bfloat16(), torch.zeros(5, k).bfloat16()
+    form = "e4m3", "1x128"
+    want = omnigemm.rms_norm_quantize(x, weight, eps=0.25, granularity="1x128")
+
+    def right(late: list[Tensor], given: Tensor) -> bool:
+        monkeypatch.setattr(Emulated, "late", late)
+        residual.zero_()
+        codes, scale, _ = quant.quantize(x, *form, source="rms_norm", weight=given, eps=0.25, residual=residual)
+        return torch.equal(codes.view(torch.uint8), want[0].view(torch.uint8)) and torch.equal(scale, want[1])
+
+    assert right([x, weight, residual], weight)
+    with omnigemm.settings(constant_weights=True):
+        assert right([x, residual], weight)
+        assert right([weight], weight) == (k > 10000)  # the promise was broken
+    copies: list[Tensor] = []
+    operands = quant._operands
+
+    def copied(*given: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        found = operands(*given)
+        assert found[1] is not None
+        copies[:] = [found[1]]
+        Emulated.late[:] = copies
+        return found
+
+    monkeypatch.setattr(quant, "_operands", copied)
+    apart = torch.zeros(k, 2).bfloat16()
+    apart[:, 0] = weight
+    with omnigemm.settings(constant_weights=True):
+        assert right([], apart[:, 0])
+    assert copies
 
 
 @pytest.mark.usefixtures("_emulated")

@@ -14,6 +14,7 @@ from ...core.dtypes import BY_NAME, name_of
 from ...core.errors import DeviceError
 from ...core.fresh import bytes_on, empty_strided_cuda
 from ...core.problem import SIZE_LIMIT
+from ...core.settings import current
 from ...core.watched import watched
 from . import gpu, jit
 from .jit import KernelSpec, nvrtc
@@ -22,7 +23,7 @@ from .launch import Launcher, raw_stream
 from .quant_source import OLDEST, Shape, Variant, rows, spec, tensor, tiles
 
 _PLANS = 4096  # that are remembered, and calls
-_ROWS, _TILES, _TENSOR = "PPPPPPqqqif", "PPPqii", "PPPPPqqqi4x"  # struct Arguments of each kernel
+_ROWS, _TILES, _TENSOR = "PPPPPPqqqifi4x", "PPPqii", "PPPPPqqqi4x"  # struct Arguments of each kernel
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 
 Results = tuple[Tensor, Tensor, Tensor | None]  # codes, scales and, for int8_zero, zero points
@@ -185,7 +186,8 @@ def write(
                 codes, scale, zero, x, codec, granularity, source=source, weight=weight, eps=eps, residual=residual
             )
     matrix, factors, added = _operands(x, weight, residual)
-    fill = _bind(matrix, x.shape, codec, granularity, source, factors, added)
+    copied = factors is not None and weight is not None and factors.data_ptr() != weight.data_ptr()
+    fill = _bind(matrix, x.shape, codec, granularity, source, factors, added, copied)
     outputs = codes.data_ptr(), scale.data_ptr(), 0 if zero is None else zero.data_ptr()
     fill(
         *outputs,
@@ -257,8 +259,10 @@ def _bind(
     source: str,
     factors: Tensor | None,
     added: Tensor | None,
+    factors_copied: bool = False,
 ) -> _Fill:
-    """The launch for matrices that lie like these; x had that shape."""
+    """The launch for matrices that lie like these; x had that shape. A copy of the weight is not read early: it has
+    just been written."""
     index, pitch = matrix.device.index, _pitch(matrix)
     if granularity == "tensor" and matrix.is_contiguous():
         matrix = matrix.view(1, -1)
@@ -278,9 +282,11 @@ def _bind(
         return fill_tiles
     launch = _rows_plan(variant, m, k, index)
     added_pitch = 0 if added is None else _pitch(added)
+    may_be_early = factors is not None and not factors_copied
 
     def fill(codes: int, scale: int, zero: int, x: int, weight: int, residual: int, eps: float) -> None:
-        launch(raw_stream(index), (), x, weight, residual, codes, scale, zero, m, pitch, added_pitch, k, eps)
+        early = may_be_early and current().constant_weights
+        launch(raw_stream(index), (), x, weight, residual, codes, scale, zero, m, pitch, added_pitch, k, eps, early)
 
     return fill
 

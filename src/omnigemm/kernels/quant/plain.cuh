@@ -10,5 +10,6 @@ struct Source {
 
     __device__ __forceinline__ Source(const Arguments& arguments, const Share& share)
         : x(arguments.x + share.row * arguments.pitch), share(share) {}
+    __device__ __forceinline__ void begin(const Arguments&) {}
     __device__ __forceinline__ Piece piece(int j) const { return load_vector(x, share.first(j), share.k); }
 };

@@ -16,6 +16,15 @@ struct Source {
           weight(arguments.weight),
           residual(arguments.residual + share.row * arguments.residual_pitch),
           share(share) {
+        if constexpr (EACH > 0)
+            if (arguments.early) load_weights();
+    }
+    __device__ __forceinline__ void load_weights() {
+        share.each([&](int j) { weights[j] = load_vector(weight, share.first(j), share.k); });
+    }
+
+    // What kernels before wrote may be read from here on.
+    __device__ __forceinline__ void begin(const Arguments& arguments) {
         __shared__ float sums[32];
         float sum = 0.0f;
         if constexpr (EACH > 0) {
@@ -24,7 +33,7 @@ struct Source {
             share.each([&](int j) { rows[j] = load_vector(x, share.first(j), share.k); });
             if constexpr (RESIDUAL)
                 share.each([&](int j) { added[j] = load_vector(residual, share.first(j), share.k); });
-            share.each([&](int j) { weights[j] = load_vector(weight, share.first(j), share.k); });
+            if (!arguments.early) load_weights();
             share.each([&](int j) {
                 if constexpr (RESIDUAL) rows[j] = write_total(j, rows[j], added[j]);
                 sum += squares(rows[j]);

@@ -23,6 +23,7 @@ struct Arguments {
     long long rows, pitch, residual_pitch;  // from row to row in bytes
     int k;
     float epsilon;
+    int early;  // rms_norm: nothing that is queued before this kernel writes the weight
 };
 
 // A thread's share of a row: EACH vectors, each 32 after the one before, so that one address serves them all; or, if it
@@ -67,11 +68,13 @@ __device__ __forceinline__ void put_scale(const Arguments& arguments, long long 
 extern "C" __global__ void __launch_bounds__(MOST_THREADS, RESIDENT)
     KERNEL(const __grid_constant__ Arguments arguments) {
     __shared__ Spans spans;
-    join_queue();
+    let_next_start();
     const Share share(arguments);
-    if (share.row >= arguments.rows) return;  // all of a warp, and no block that works together
     char* codes = arguments.codes + share.row * arguments.k;
     Source source(arguments, share);
+    wait_for_previous();
+    if (share.row >= arguments.rows) return;  // all of a warp, and no block that works together
+    source.begin(arguments);
     // Blocks of 128 need each piece only once: what the source keeps of it by itself is enough.
     constexpr bool HOLD = EACH > 0 && !(BLOCKS && Source::KEEPS_ROW);
     Piece held[HELD];

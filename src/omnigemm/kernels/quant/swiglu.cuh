@@ -11,6 +11,7 @@ struct Source {
         : gate(arguments.x + share.row * arguments.pitch),
           up(gate + (long long)arguments.k * VALUE_BYTES),
           share(share) {}
+    __device__ __forceinline__ void begin(const Arguments&) {}
 
     __device__ __forceinline__ Piece piece(int j) const {
         const Vector gates = load_vector(gate, share.first(j), share.k);
