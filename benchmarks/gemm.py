@@ -201,6 +201,7 @@ def host_us() -> dict[str, float]:
     short, short_weight = a[:, :64].contiguous(), b[:, :64].contiguous().t()
     wide, wide_weight, wide_out = a.float(), weight.float(), out.float()
     three = a.expand(4, 16, 512), torch.randn(4, 512, 512, device="cuda").bfloat16()
+    three_out = torch.empty(4, 16, 512, device="cuda", dtype=torch.bfloat16)
     calls: dict[str, Callable[[], object]] = {
         "gemm, out=": lambda: omnigemm.gemm(a, weight, out=out),
         "gemm by blas, out=": lambda: omnigemm.gemm(a, weight, out=out, backend="blas"),
@@ -217,6 +218,8 @@ def host_us() -> dict[str, float]:
         "gemm by blas, C is out": lambda: omnigemm.gemm(a, weight, out, alpha=0.5, beta=0.5, out=out, backend="blas"),
         "gemm by blas, another C": lambda: omnigemm.gemm(a, weight, c, beta=0.5, out=out, backend="blas"),
         "torch.addmm, out=": lambda: torch.addmm(c, a, weight, beta=0.5, out=out),
+        "gemm by blas, batch, out=": lambda: omnigemm.gemm(*three, out=three_out, backend="blas"),
+        "torch.bmm, out=": lambda: torch.bmm(*three, out=three_out),
         "gemm, batch": lambda: omnigemm.gemm(*three),
         "gemm by blas, batch": lambda: omnigemm.gemm(*three, backend="blas"),
         "torch.bmm": lambda: torch.bmm(*three),

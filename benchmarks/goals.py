@@ -223,10 +223,15 @@ GOALS: tuple[Goal, ...] = (
             {
                 "gemm: gemm by blas, C is out": "",
                 "gemm: gemm by blas, another C": "gemm: torch.addmm, out=",
-                "gemm: gemm by blas, batch": "gemm: torch.bmm",
+                "gemm: gemm by blas, batch, out=": "gemm: torch.bmm, out=",
             },
             12,
         ),
+    ),
+    Goal(
+        "the same of batches, without `out=`, us",
+        "at most 12",
+        number("host_us", "gemm: gemm by blas, batch", 12, "gemm: torch.bmm"),
     ),
     Goal(
         "the same in fp32, 16x512x512, us",

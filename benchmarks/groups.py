@@ -43,6 +43,7 @@ METHOD = (
     "up to 32 groups have 0.7 to 1.3 times the stated rows, more have just those; peers with the padding they need, "
     "which does not count as rows"
 )
+FEW = 32  # rows of a group, up to which both are measured: weights stated to be constant, and not
 _PAD = 128  # rows: deep_gemm wants contiguous groups to begin at multiples
 _FP8 = torch.float8_e4m3fn
 # What deep_gemm called its masked product, newest first.
@@ -189,28 +190,39 @@ def scales(*shape: int) -> Tensor:
     return torch.rand(shape, device="cuda") + 0.5
 
 
+def constant(ours: Callable[[Tensor], object]) -> Callable[[Tensor], object]:
+    def call(weight: Tensor) -> None:
+        with omnigemm.settings(constant_weights=True):
+            ours(weight)
+
+    return call
+
+
 def timed(
-    ours: Callable[[Tensor], object], peers: dict[str, Callable[[Tensor], object]], copies: list[Tensor]
-) -> tuple[float, dict[str, float]]:
+    ours: dict[str, Callable[[Tensor], object]], peers: dict[str, Callable[[Tensor], object]], copies: list[Tensor]
+) -> tuple[dict[str, float], dict[str, float]]:
     """Ours, and those of the peers that are here and take this shape."""
     here = {name: call for name, call in peers.items() if graph.runs(call, copies[0])}
-    times = {name: round(us, 2) for name, us in graph.in_turns({"": ours, **here}, copies).items()}
-    return times.pop(""), times
+    times = {name: round(us, 2) for name, us in graph.in_turns({**ours, **here}, copies).items()}
+    return {name: times.pop(name) for name in ours}, times
 
 
 def measure(op: str, shape: Shape, deep_gemm: str) -> dict[str, Any]:
+    """`us`, with few rows `us_any_weights`, and peers."""
     groups, rows, n, k = shape
     products = Products(op, shape)
-    us, others = timed(products.ours, dict(products.peers()), products.weights)
+    contenders = {"us": constant(products.ours), **({"us_any_weights": products.ours} if rows <= FEW else {})}
+    us, others = timed(contenders, dict(products.peers()), products.weights)
     deep_gemms = {deep_gemm: products.deep_gemms()} if deep_gemm and products.block else {}
-    pairs = graph.pairs(products.ours, deep_gemms, products.weights)
+    pairs = graph.pairs(contenders["us"], deep_gemms, products.weights)
     described = problem(op, shape)
     more = {"expected_m": rows, **words(op)} if products.masked else words(op)
-    plan = omnigemm.plan(described.op, m=described.m, n=n, k=k, groups=groups, device="cuda", **more)
+    with omnigemm.settings(constant_weights=True):
+        plan = omnigemm.plan(described.op, m=described.m, n=n, k=k, groups=groups, device="cuda", **more)
     return {
         "op": op,
         "shape": f"G{groups}x{rows}x{n}x{k}",
-        "us": us,
+        **us,
         "floor_us": round(floor_us(sum(products.counts), groups, n, k, products.a.element_size()), 2),
         "peers": others,
         **({"pairs": pairs} if pairs else {}),

@@ -107,7 +107,8 @@ class Products:
 
 def measure(op: str, shape: Shape) -> dict[str, Any]:
     products, described = Products(op, shape), problem(op, shape)
-    us, peers = groups.timed(products.ours, dict(products.peers()), products.many)
+    times, peers = groups.timed({"us": products.ours}, dict(products.peers()), products.many)
+    us = times["us"]
     plan = omnigemm.plan(
         described.op,
         m=described.m,

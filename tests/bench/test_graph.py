@@ -35,7 +35,7 @@ def test_contenders_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph, "_captured", captured)
     monkeypatch.setattr(graph, "_elapsed", elapsed)
     times = graph.in_turns({name: contender(name) for name in took}, [0], replays=4)
-    assert "".join(seen) == "abcbcacbaacb"
+    assert "".join(seen) == "abcacbabcacb"
     assert times == {"a": 12.5, "b": 2.5, "c": 0.5}  # medians, of two calls each
 
 
@@ -45,8 +45,8 @@ def test_each_comes_after_each_of_the_others_as_often(names: str) -> None:
     after = Counter(pairwise(turns))
     for one in names:
         counts = [after[other, one] for other in names if other != one]
-        assert max(counts) - min(counts) <= 1
-        assert after[one, one] <= 1
+        assert max(counts) - min(counts) <= 1  # nobody comes before the first one
+        assert after[one, one] == 0
 
 
 @pytest.mark.parametrize(("names", "count"), [("a", 1), ("ab", 1), ("abc", 5), ("abcdefg", 6), ("abcdefg", 2)])

@@ -94,10 +94,12 @@ def test_lists_bandwidth_quantisers_and_hosts(goals: ModuleType) -> None:
     host = {"with out=": 12.1, "torch.mm, out=": 20.0}
     assert said(goals, "host time of a warm `fp8_gemm`, us", host_us=host) == ("12.1", False, ", `torch.mm` took 20.0")
     assert said(goals, "host time of a warm `fp8_gemm`, us") is None
-    host = {"gemm: gemm by blas, C is out": 11.0, "gemm: gemm by blas, batch": 12.1, "gemm: torch.bmm": 11.5}
+    by = "gemm by blas"
+    host = {f"gemm: {by}, C is out": 11.0, f"gemm: {by}, batch, out=": 12.1, "gemm: torch.bmm, out=": 11.5}
     what = "the same with C and of batches, us"
-    assert said(goals, what, host_us=host) == ("12.1", False, " (gemm by blas, batch), `torch.bmm` took 11.5")
-    assert said(goals, what, host_us={"gemm: gemm by blas, C is out": 12.0}).holds
+    words = f" ({by}, batch, out=), `torch.bmm, out=` took 11.5"
+    assert said(goals, what, host_us=host) == ("12.1", False, words)
+    assert said(goals, what, host_us={f"gemm: {by}, C is out": 12.0}).holds
     assert said(goals, what, host_us={}) is None
 
 

@@ -72,17 +72,14 @@ def in_turns(
 
 
 def rounds(names: Sequence[Name], count: int) -> Iterator[Sequence[Name]]:
-    """Orders in which all take their turns: half of them begin with another one each, and then the same backwards.
+    """Orders in which all take their turns: forwards, and with the first one first again backwards.
 
-    At the chip's power limit, who comes after a kernel that left it some rest has an advantage. So nobody should come
-    after the same one, or after himself, more often than others do: of two or three contenders in six rounds each comes
-    after each of the others about as often, and after himself once.
+    At the chip's power limit, who comes after a kernel that left it some rest has an advantage. So nobody comes after
+    himself, and everybody as often after the one as after the other of his two neighbours: of two or three contenders,
+    each after each of the others.
     """
-    half = (count + 1) // 2
     for i in range(count):
-        by = i % half * len(names) // half
-        order = [*names[by:], *names[:by]]
-        yield order if i < half else order[::-1]
+        yield names if i % 2 == 0 else [names[0], *reversed(names[1:])]
 
 
 def pairs(
