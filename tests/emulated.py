@@ -57,7 +57,7 @@ _OPTIONS = ("-O2", "-march=native", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-
 
 
 class _Written(ctypes.Structure):
-    _fields_ = [("memory", ctypes.c_void_p), ("bytes", ctypes.c_uint64)]
+    _fields_ = [("memory", ctypes.c_void_p), ("bytes", ctypes.c_uint64), ("instead", ctypes.c_void_p)]
 
 
 class _Launch(ctypes.Structure):
@@ -69,7 +69,7 @@ class _Launch(ctypes.Structure):
     ]
 
 
-Region = tuple[int, int]  # an address, and bytes
+Region = tuple[int, int, int]  # an address, bytes, and the address of what is there until it is written, or 0
 Change = tuple[str, str, str]  # a header, a part of it, and what is to be there instead
 # Blocks run side by side here, so shared memory is each block's own.
 _ALWAYS: Change = ("sm90/gemm.cuh", _MEMORY, "char* memory = emulator::shared_memory();")
@@ -133,8 +133,8 @@ def run(
 
 class Hopper:
     """Stands in for a GPU. Under a `seed`, warps take turns by lot and copies come when they come; without one all is
-    as late as it may be. Operands and results, and tensors that are `written`, are not yet there when a kernel begins.
-    `changes`: kernels that are not as they should be."""
+    as late as it may be. Operands and results, and tensors that are `written`, are not yet there when a kernel begins;
+    where one of these is `stale`, that tensor's values are. `changes`: kernels that are not as they should be."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -142,6 +142,7 @@ class Hopper:
         self.at_once = 3
         self.limit = 0  # products (of two numbers) in a launch: a test with more is skipped
         self.written: list[Tensor] = []
+        self.stale: dict[int, Tensor] = {}  # by the address of a tensor that is written
         self.changes: tuple[Change, ...] = ()
         self.launches: list[str] = []
 
@@ -149,8 +150,11 @@ class Hopper:
         self.launches.append(spec.name)
         side_by_side = self.at_once if "gemm.cuh" in spec.source else 1
         library = compiled(spec, self._folder, self.changes)
-        written = [(one.data_ptr(), one.numel() * one.element_size()) for one in self.written]
+        written = [(one.data_ptr(), one.nbytes, self._until_then(one.data_ptr())) for one in self.written]
         run(library, values, **how, at_once=side_by_side, seed=self.seed, written=[*late, *written])
+
+    def _until_then(self, address: int) -> int:
+        return self.stale[address].data_ptr() if address in self.stale else 0
 
 
 class Launcher:
@@ -202,13 +206,13 @@ class Launcher:
         source = self.kernel.source
         if "#define LIST 1" in source:
             memory, count = values[2:4] if "#define ELEMENT_BYTES 1" in source else values
-            return [(memory, list_memory.BYTES * count + 4)]
+            return [(memory, list_memory.BYTES * count + 4, 0)]
         if "gemm.cuh" not in source:
             return []
         weights = 0 if "#define SWAP 1" in source else 1
         constant = values[_EARLY] > 0
         return [
-            (at, _size(one))
+            (at, _size(one), 0)
             for i, (one, at) in enumerate(zip(self.matrices, addresses, strict=True))
             if one is not None and not (i == weights and constant)
         ]

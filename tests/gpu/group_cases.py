@@ -206,14 +206,15 @@ def integers(result: Tensor, given: tuple[Tensor | None, ...]) -> None:
 
 
 def run(config: sm90.Config, case: Case) -> None:
-    """Compute with that config, into a frame of NaN, and compare."""
+    """Compute with that config, into a frame of NaN, and compare; also with all weights loaded early that may be."""
     given = make(case)
-    whole, out = frame(case)
-    launch = groups.Launch(case.problem, config, 0, gpu.of(0).multiprocessors)
-    assert launch._loaded.local_bytes == 0, "registers are spilled"
-    launch(out, *given.operands)
-    written = check(given, out)
-    assert int((~whole.isnan()).sum()) == written, "rows that belong to nobody were written"
+    for early in (0, config.stages):
+        whole, out = frame(case)
+        launch = groups.Launch(case.problem, config, 0, gpu.of(0).multiprocessors, early)
+        assert launch._loaded.local_bytes == 0, "registers are spilled"
+        launch(out, *given.operands)
+        written = check(given, out)
+        assert int((~whole.isnan()).sum()) == written, "rows that belong to nobody were written"
 
 
 class Checked(Protocol):

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 import omnigemm
-from omnigemm.backends.cuda import gpu, groups, jit
+from omnigemm.backends.cuda import dense, gpu, groups, jit, sm90
+from omnigemm.core.problem import describe
 
 from .fp8_cases import SCALES
-from .group_cases import BF16, FP16, OPS, OUTS, Case, Given, check, frame, indices, make
+from .group_cases import BF16, CONFIGS, FP16, OPS, OUTS, Case, Given, check, frame, indices, make
 
 SIZES = (0, 1, 3, 64, 0, 129, 300, 7)
 
@@ -220,8 +221,9 @@ def test_the_same_result_every_time() -> None:
             assert torch.equal(first, torch.nan_to_num(call(given, out=frame(given.case)[1])))
 
 
+@pytest.mark.parametrize("constant", [False, True])
 @pytest.mark.parametrize("op", OPS)
-def test_each_call_waits_for_what_came_before_on_its_stream(op: str) -> None:
+def test_each_call_waits_for_what_came_before_on_its_stream(op: str, constant: bool) -> None:
     """Kernels start early, but must not read groups that an earlier one has still to write."""
     given = make(Case(op, (40, 3, 90), 520, 512, spare=200))
     given.a.copy_(torch.randn(given.a.shape, device="cuda").to(given.a.dtype))
@@ -231,7 +233,33 @@ def test_each_call_waits_for_what_came_before_on_its_stream(op: str) -> None:
     outs = [frame(given.case)[1] for _ in many]
     for one, out in zip(numbers, outs, strict=True):
         given.groups.copy_(one)
-        call(given, out=out)
+        with omnigemm.settings(constant_weights=constant):
+            call(given, out=out)
+    for sizes, out in zip(many, outs, strict=True):
+        assert int((~out.isnan()).sum()) == check(given, out, sizes)
+
+
+@pytest.mark.parametrize("config", [CONFIGS["swap 32x128"], CONFIGS["swap 8"], CONFIGS["rows 64x96"]], ids=str)
+@pytest.mark.parametrize("op", OPS)
+def test_numbers_that_the_kernel_before_writes(op: str, config: sm90.Config) -> None:
+    """It lets this one begin before it is done. Weights are loaded early by what the numbers are until then, here those
+    of an earlier product, whose memory they share; which weights that were must not show."""
+    case = Case(op, (40, 3, 90), 520, 512, spare=200)
+    given = make(case)
+    given.a.copy_(torch.randn(given.a.shape, device="cuda").to(given.a.dtype))
+    assert given.a_scale is not None
+    given.a_scale.uniform_(0.5, 1.5)
+    summed = dense.RowSums(describe("int8_gemm", m=1, n=3, k=1 << 20), 0)
+    launch = groups.Launch(case.problem, config, 0, gpu.of(0).multiprocessors, early=config.stages)
+    many = [tuple((i * 7 + j * 31) % 60 * ((i + j) % 3 > 0) for j in range(3)) for i in range(30)]
+    rows = torch.zeros(len(many), 3, 1 << 20, device="cuda", dtype=torch.int8)
+    for one, sizes in zip(rows, many, strict=True):
+        for row, count in zip(one, indices(case, sizes).tolist(), strict=True):
+            row[-count or row.numel() :] = 1  # what is summed last
+    outs = [frame(case)[1] for _ in many]
+    torch.cuda.synchronize()
+    for one, out in zip(rows, outs, strict=True):
+        launch(out, given.a, given.b, summed(one), given.a_scale, given.b_scale)
     for sizes, out in zip(many, outs, strict=True):
         assert int((~out.isnan()).sum()) == check(given, out, sizes)
 

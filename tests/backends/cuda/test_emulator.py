@@ -61,8 +61,11 @@ def grouped(hopper: Hopper, config: Config) -> None:
     a, b, ends = whole(210, k).bfloat16(), whole(4, n, k).bfloat16(), torch.tensor(sizes).cumsum(0, dtype=torch.int32)
     out = torch.full((210, n), float("nan"), dtype=torch.bfloat16)
     hopper.written = [ends]
+    # What the numbers were for an earlier product, the same, or none yet: weights are loaded by them.
+    earlier = torch.tensor(((0, 3, 200, 7), sizes)[hopper.seed % 2]).cumsum(0, dtype=torch.int32)
+    hopper.stale = {ends.data_ptr(): earlier} if hopper.seed % 3 else {}
     problem = describe("grouped_gemm_contiguous", m=210, n=n, k=k, groups=4, dtype="bf16")
-    groups.Launch(problem, config, 0, 2)(out, a, b, ends, None, None)
+    groups.Launch(problem, config, 0, 2, early=2)(out, a, b, ends, None, None)
     wanted = torch.full((210, n), float("nan"), dtype=torch.bfloat16)
     for group, (last, count) in enumerate(zip(ends.tolist(), sizes, strict=True)):
         rows = slice(last - count, last)
@@ -178,6 +181,21 @@ FAULTS = {
     ),
     "ends are read before they are written": Fault(
         grouped, ROWS, (("sm90/work_groups.cuh", "        griddepcontrol_wait();\n", ""),), "wrong sums"
+    ),
+    "numbers that have changed are not looked at again": Fault(
+        grouped,
+        ROWS,
+        (("sm90/work_groups.cuh", "        if (__syncthreads_and(stands)) return;", "        return;"),),
+        "wrong sums",
+    ),
+    "weights on a wrong guess are taken for others": Fault(
+        grouped,
+        ROWS,
+        (("sm90/gemm.cuh", " && guessed_place == weight_place(tile);", " || true;"),),
+        "wrong sums",
+    ),
+    "weights on a guess are not waited for": Fault(
+        grouped, ROWS, (("sm90/gemm.cuh", "        mbarrier_wait(work.guessed, 0);\n", ""),), "wrong sums"
     ),
     "a list is read before it is made": Fault(
         listed, ROWS, (("sm90/work_list.cuh", "        griddepcontrol_wait();\n", ""),), "off by nan"

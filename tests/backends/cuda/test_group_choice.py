@@ -14,6 +14,7 @@ from omnigemm.backends.cuda.gpu import KNOWN
 from omnigemm.backends.cuda.group_choice import Sizes
 from omnigemm.backends.cuda.sm90 import Config
 from omnigemm.core.problem import Problem, describe
+from omnigemm.core.settings import settings
 
 H200 = KNOWN["h200"]
 KINDS = [("e4m3", "128x128"), ("e4m3", "token"), ("e5m2", "1x128"), ("int8", "token"), ("bf16", None), ("fp16", None)]
@@ -111,12 +112,37 @@ def test_few_rows_swap_operands_and_many_do_not(dtype: str, granularity: str | N
 
 @pytest.mark.parametrize(
     ("rows", "k", "fetch"),
-    [(1, 2048, 128), (4, 7168, 128), (16, 2048, 256), (20, 2048, 128), (20, 7168, 128), (192, 7168, 256)],
+    [(1, 2048, 128), (4, 7168, 128), (16, 2048, 128), (20, 2048, 128), (20, 7168, 128), (192, 7168, 256)],
 )
 def test_what_l2_takes_at_a_time_is_what_a_sweep_found_fast(rows: int, k: int, fetch: int) -> None:
     (first, *_) = groups.kernels(problem("masked", 64, rows, 4096, k), H200)
     assert isinstance(first, groups.Sm90Groups)
     assert first.choice.config.fetch == fetch
+
+
+@pytest.mark.parametrize("rows", [1, 4, 16, 20])
+def test_rings_of_few_tokens_are_even(rows: int) -> None:
+    """With odd numbers of stages all of them took up to 1 % longer."""
+    for op, count, k in itertools.product(("contiguous", "masked"), (32, 256), (2048, 7168)):
+        for dtype, granularity in KINDS:
+            (first, *_) = groups.kernels(problem(op, count, rows, 4096, k, dtype, granularity), H200)
+            assert isinstance(first, groups.Sm90Groups)
+            assert first.choice.config.cols <= 32
+            assert first.choice.config.stages in (6, 8, 10)
+
+
+@pytest.mark.parametrize(("rows", "early"), [(1, True), (20, True), (100, True), (192, False), (1000, False)])
+def test_weights_are_read_early_where_they_are_constant(rows: int, early: bool) -> None:
+    """With some rows blocks share them, and with many there is nothing to gain."""
+    one = problem("masked", 64, rows, 4096, 7168, granularity="token")
+    assert not any(found.choice.early for found in groups.kernels(one, H200))
+    with settings(constant_weights=True):
+        first, *others = groups.kernels(one, H200)
+        assert first.choice.early == (first.choice.config.stages if early else 0)
+        assert not any(found.choice.early for found in others if found.choice.config.cluster > 1 or rows > 512)
+        words = f"{first.choice.early} stages of weights are read before"
+        assert (words in str(explain_on(one, H200))) == early
+        assert "stages of weights are read before" not in str(explain_on(dataclasses.replace(one, k=7160), H200))
 
 
 def test_what_is_expected_of_masked_groups_decides() -> None:

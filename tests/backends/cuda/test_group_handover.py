@@ -35,13 +35,14 @@ struct Arguments {{
 #include "tile_walk.cuh"
 
 static Arguments given;
-constexpr int SHARED = sizeof(Work::Handover) + 10 * 600 + 2;
+constexpr int SHARED = sizeof(Work::Handover) + sizeof(u64) + 10 * 600 + 2;
 static int *found, seen, most;
 
 static void kernel() {{
     Work work(given);
     work.prepare(emulator::shared_memory(), threadIdx.x / 32);
     __syncthreads();
+    work.confirm(threadIdx.x / 32);
     if (threadIdx.x == 128 * MATH_GROUPS) load_tiles(work);
     if (threadIdx.x < 128 * MATH_GROUPS)
         take_tiles(work, [](const Place& tile) {{

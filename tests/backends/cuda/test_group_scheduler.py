@@ -37,6 +37,12 @@ extern "C" int next(int index, int blocks) { return there_and_back(index, blocks
 extern "C" void fill_in_place(Group* table, int count, int limit, int rows_each, int cols, bool slabs, int short_rows) {
     Groups{&table->row_end, 2, count, limit, rows_each, cols, slabs, short_rows}.tiles(0, 1, 0, 0, table);
 }
+extern "C" bool stands(const Group* table, const int* now, int count, int limit, bool slabs, int lanes) {
+    const Groups groups{nullptr, 1, count, limit, 8, 1, slabs, 0};
+    bool all = true;
+    for (int lane = 0; lane < lanes; ++lane) all &= groups.stands(table, now, lane, lanes);
+    return all;
+}
 extern "C" void tile(const Group* table, const GroupNumber* list, int count, int rows_each, int cols, bool slabs,
                      int short_rows, int index, int band, bool turn, int* out) {
     const Groups groups{nullptr, 1, count, 0, rows_each, cols, slabs, short_rows};
@@ -48,9 +54,11 @@ extern "C" void tile(const Group* table, const GroupNumber* list, int count, int
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return host_compiler.library(
+    built = host_compiler.library(
         tmp_path_factory.mktemp("groups"), SHIM, "-O1", "-fsanitize=undefined", "-fno-sanitize-recover"
     )
+    built.stands.restype = ctypes.c_bool
+    return built
 
 
 Found = tuple[int, int, int, int, int]  # tile row and column, group, first row, rows
@@ -212,3 +220,32 @@ def test_bad_ends_stay_inside(library: ctypes.CDLL, given: list[int]) -> None:
 def test_bad_counts_stay_inside(library: ctypes.CDLL, given: list[int]) -> None:
     sizes = [max(0, min(count, 40)) for count in given]
     assert together(walk(library, given, 40, 8, 3, True)) == sorted(wanted(sizes, 8, 3, True, False))
+
+
+@pytest.mark.parametrize("slabs", [False, True])
+@pytest.mark.parametrize("seed", range(30))
+def test_a_table_stands_for_the_numbers_that_make_the_same(library: ctypes.CDLL, seed: int, slabs: bool) -> None:
+    """Of numbers that were changed in some places, often to what means the same."""
+    source, limit = random.Random(seed), 40
+    count = source.choice([1, 2, 7, 31, 32, 33, 300])
+
+    def table(numbers: Sequence[int]) -> list[int]:
+        made, listed = (ctypes.c_int * (2 * count))(), (ctypes.c_ushort * (count + 1))()
+        library.fill((ctypes.c_int * count)(*numbers), count, limit, 8, 1, slabs, 0, 32, made, listed)
+        return list(made)
+
+    before = [source.randint(-5, 50) for _ in range(count)]
+    if seed % 3:
+        before.sort()
+    old, answers = table(before), set()
+    for _ in range(30):
+        now = list(before)
+        for _ in range(source.choice([0, 1, 3])):
+            at = source.randrange(count)
+            now[at] = source.choice([now[at] - 1, now[max(0, at - 1)], limit, limit + 9, -(2**31), 0])
+        same = table(now) == old
+        for lanes in (1, 5, 32):
+            given = (ctypes.c_int * (2 * count))(*old), (ctypes.c_int * count)(*now)
+            assert library.stands(*given, count, limit, slabs, lanes) == same
+        answers.add(same)
+    assert answers == {True, False} or not seed % 3

@@ -12,7 +12,7 @@ from .sm90 import BLOCK_K, FETCHES, SHARED_BYTES, SHARED_PER_SM, Config, Variant
 
 RUNNERS_UP = 3  # that explain shows besides the choice
 _FEW_ROWS = 32
-_EARLY_ROWS, _EARLY_SPLIT = 512, 6  # up to which weights are loaded early
+EARLY_ROWS, _EARLY_SPLIT = 512, 6  # up to which weights are loaded early
 _TABLE_ROWS = 128  # from 33 to so many rows the table's entries hold for the number that was measured alone
 _CALM = 150_000  # bytes on their way to a multiprocessor: with more, few rows were often slower
 _SWAP_ROWS = 256  # up to which all rows of A can be the columns of one block
@@ -37,7 +37,7 @@ _BUSY, _BUSY_DENSE, _BUSY_DENSE_2, _BUSY_STRAIGHT_2 = 0.696, 0.884, 0.883, 0.771
 _BUSY_PINGPONG, _PINGPONG_L2 = 0.838, 0.737
 _ARRIVING, _SHARED, _SHARED_BY_TWO = 60.1, 136.0, 106.0
 # Of operands whose rows begin at odd multiples of 16 bytes, or of 32 and more: how much more L2 has to do, and what two
-# neighbouring multiprocessors, which have one way to L2, get together. One of them alone gets nearly as much.
+# neighbouring multiprocessors get together, which share a way to L2, it seems: one alone gets nearly as much.
 _ODD, _STRADDLING = 2.68, 1.01
 _WAY_ODD, _WAY_STRADDLING = 73.8, 99.3
 _ARRIVAL, _ARRIVAL_SPLIT = 3130.0, 1650.0  # from asking for a stage until it is there, when all do
@@ -63,6 +63,12 @@ class Choice:
     rows: int | None = None  # that were measured, or M where these are its like
     here: bool = False  # measured by `tune`, in the user's own table
 
+    def early_words(self, b_copied: bool) -> list[str]:
+        """Of a copy of B nothing is read early: it has just been written."""
+        if not self.early or b_copied:
+            return []
+        return [f"{self.early} stages of weights are read before the work before is done"]
+
 
 def choices(variant: Variant, m: int, gpu: Gpu, constant_weights: bool = False, batch: int = 1) -> tuple[Choice, ...]:
     """The best configs for M rows, best first; the measured one, if there is one, leads. Of batches none was."""
@@ -85,7 +91,7 @@ def _early(config: Config, m: int, batch: int = 1) -> int:
     because they are in the way of the kernel before, which has yet to finish."""
     if m <= _FEW_ROWS:
         return config.stages
-    if m > _EARLY_ROWS or batch > 1 or config.split > _EARLY_SPLIT:
+    if m > EARLY_ROWS or batch > 1 or config.split > _EARLY_SPLIT:
         return 0
     return min(config.stages, 4 if m <= 64 else 2)
 

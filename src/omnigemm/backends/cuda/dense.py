@@ -372,8 +372,7 @@ class Sm90Dense:
         words = self.choice.config.words
         if problem.batch > 1:
             words.append(f"one launch for {problem.batch} products")
-        if self.choice.early and not _copied(problem)[1]:
-            words.append(f"{self.choice.early} stages of weights are read before the work before is done")
+        words += self.choice.early_words(_copied(problem)[1])
         how = "measured here" if self.choice.here else "measured" if self.choice.measured else "modelled"
         words.append(f"{self.choice.seconds * 1e6:.1f} us {how}")
         if any(_copied(problem)):

@@ -7,19 +7,18 @@ import math
 from collections.abc import Iterator
 from functools import lru_cache
 
-from .choice import RUNNERS_UP, Choice
+from .choice import EARLY_ROWS, RUNNERS_UP, Choice
 from .gpu import Gpu
 from .sm90 import BLOCK_K, FETCHES, SHARED_BYTES, SHARED_PER_SM, Config, Variant
 
 GROUP_LIMIT = 8192  # lines of the table that every block makes of the groups
 _LINE, _NUMBER = 8, 2  # bytes of the table for a group, and of the list of those with a short last tile
-_HANDOVER = 144  # bytes: what work_groups.cuh hands tiles over in
+_HANDOVER = 152  # bytes: what work_groups.cuh hands tiles over in, and a barrier
 _TABLE_STEP = 1024  # kernels for up to 88 groups are the same
 _SPREAD = (0.7, 0.85, 1.0, 1.15, 1.3)  # groups are not alike
 _TOKENS = (8, 16, 24, 32, 48, 64, 96, 128)  # widths of the right operand when operands are swapped
-_FEW_TOKENS, _CALM = 16, 0.75  # for up to so many, of the stages that fit: with more on their way, all come later
-_ALONE = (8, 32)  # tokens with which it is better if L2 takes from memory only what is asked for
-_LONG = 6144  # bytes of a row of K, from which on that is better with others, too
+_FEW_TOKENS = 16
+_EVEN_TOKENS, _EVEN_STAGES = 32, 10  # for up to so many tokens, stages: more gain nothing, and odd numbers lose 1 %
 _COLUMNS = (96, 112, 128, 144, 160, 192)
 _WIDEST = 256  # that has the registers for it if there are no products besides the sums
 # The model's constants: seconds, cycles, and parts of a whole.
@@ -55,9 +54,13 @@ def table_bytes(config: Config, groups: int) -> int:
     return -(-(_HANDOVER + max(1, groups) * _LINE + listed) // _TABLE_STEP) * _TABLE_STEP
 
 
-def choices(variant: Variant, sizes: Sizes, gpu: Gpu) -> tuple[Choice, ...]:
+def choices(variant: Variant, sizes: Sizes, gpu: Gpu, constant_weights: bool = False) -> tuple[Choice, ...]:
     """The best configs for such groups, best first."""
-    return _choices(variant, sizes, gpu)
+    found = _choices(variant, sizes, gpu)
+    if not constant_weights or sizes.rows > EARLY_ROWS:
+        return found
+    # Blocks that share loads cannot begin before the others of their cluster have.
+    return tuple(dataclasses.replace(one, early=one.config.stages) if one.config.cluster == 1 else one for one in found)
 
 
 @lru_cache(maxsize=4096)
@@ -78,11 +81,10 @@ def deepest(config: Config, variant: Variant, groups: int) -> Config:
     fixed = variant.shared_bytes(dataclasses.replace(config, stages=0))
     each = variant.shared_bytes(dataclasses.replace(config, stages=1)) - fixed
     stages = max(0, min((room - fixed) // each, 16))
-    few = config.swap and config.cols <= _FEW_TOKENS
-    # 24 tokens with short rows lost up to 1 %, tiles by rows up to 5 %; other tokens were not measured.
-    alone = config.swap and (config.cols in _ALONE or variant.k * variant.element_bytes >= _LONG)
-    fetch = min(FETCHES) if alone else max(FETCHES)
-    return dataclasses.replace(config, stages=round(_CALM * stages) if few else stages, fetch=fetch)
+    if config.swap and config.cols <= _EVEN_TOKENS and stages > 2:
+        stages = min(stages, _EVEN_STAGES) // 2 * 2
+    # Tiles by rows lost up to 5 % where L2 takes from memory only what is asked for.
+    return dataclasses.replace(config, stages=stages, fetch=min(FETCHES) if config.swap else max(FETCHES))
 
 
 def legal(variant: Variant, sizes: Sizes) -> Iterator[Config]:

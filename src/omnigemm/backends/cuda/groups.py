@@ -12,6 +12,7 @@ from ...core import plan as core_plan
 from ...core.dispatch import Support
 from ...core.plan import Plan
 from ...core.problem import Problem
+from ...core.settings import current
 from ..blas import estimate
 from . import arguments, choice, dense, group_choice, sm90
 from .by_layout import ByLayout
@@ -21,7 +22,7 @@ from .jit import KernelSpec
 from .launch import Launcher, Matrix, raw_stream
 
 _ALIGN = 16  # bytes: where the copy engine wants rows to begin
-_NO_BIAS = (0, 0, 0, 0, 0)  # nor early weights, nor zero points
+_NO_BIAS, _NO_ZEROS = 0, (0, 0, 0)
 _FACTORS = {1: (), 2: (1.0, 0.0, 0, 0, 0, 0)}  # alpha and beta, and no C
 
 OPS = {"grouped_gemm_contiguous": "contiguous", "grouped_gemm_masked": "masked"}
@@ -106,8 +107,8 @@ def _at_hand(scale: Tensor | None) -> Tensor | None:
 class Launch:
     """Runs one problem with one kernel. Strides and addresses may differ from call to call; odd ones cost a copy."""
 
-    def __init__(self, problem: Problem, config: sm90.Config, index: int, multiprocessors: int) -> None:
-        self._problem, self._config, self._variant = problem, config, variant_of(problem)
+    def __init__(self, problem: Problem, config: sm90.Config, index: int, multiprocessors: int, early: int = 0) -> None:
+        self._problem, self._config, self._variant, self.early = problem, config, variant_of(problem), early
         self._index, self._multiprocessors = index, multiprocessors
         self._shared_bytes = self._variant.shared_bytes(config) + group_choice.table_bytes(config, problem.groups)
         self._loaded = dense.loaded(problem, config, self._variant, index, self._shared_bytes)
@@ -137,7 +138,8 @@ class Launch:
         m, count, out_stride = problem.m, problem.groups, steps[0]
         # Of scales that hold for all of K: one for all groups, one for each, or one for each row of B.
         scale_step = problem.n if problem.b_scale == "channel" else int(b_scale is not None and b_scale.numel() > 1)
-        factors, rest = _FACTORS[self._variant.element_bytes], (count, *steps[1:], scale_step)
+        fixed = out_stride, m, _NO_BIAS, self.early, *_NO_ZEROS, *_FACTORS[self._variant.element_bytes]
+        rest = count, *steps[1:], scale_step
         current_device = torch._C._cuda_getDevice
 
         def run(
@@ -157,7 +159,7 @@ class Launch:
                 with torch.cuda.device(index):
                     return run(out, a, b, groups, a_scale, b_scale)
             addresses = (right, left, to) if swap else (left, right, to)
-            values = (*scales, 0, to, out_stride, m, *_NO_BIAS, *factors, groups.data_ptr(), *rest)
+            values = (*scales, 0, to, *fixed, groups.data_ptr(), *rest)
             return launcher(raw_stream(index), addresses, *values)
 
         return run
@@ -215,8 +217,9 @@ class Launch:
         if Slabs.of(out) is None or out.data_ptr() % _ALIGN:
             target = dense.aligned(out)
             target.copy_(out)  # rows of no group stay as they were
-        b = self._lines(_readable(self._lines(b)))
-        self(target, _readable(a), b, groups.contiguous(), _at_hand(a_scale), _at_hand(b_scale))
+        read = self._lines(_readable(self._lines(b)))
+        launch = dense.for_what_is_read(self, b, read)
+        launch(target, _readable(a), read, groups.contiguous(), _at_hand(a_scale), _at_hand(b_scale))
         if target is not out:
             out.copy_(target)
 
@@ -247,9 +250,12 @@ class Sm90Groups:
 
     def supports(self, problem: Problem, device: torch.device) -> Support:
         words = [f"for {sizes_of(problem).rows:.4g} rows in a group", *self.choice.config.words]
+        odd = problem.k * variant_of(problem).element_bytes % _ALIGN != 0
+        a_copied = odd or problem.a_layout != "row"
+        b_copied = not _turned(problem) and (odd or problem.b_layout != "row")
+        words += self.choice.early_words(b_copied)
         words.append(f"{self.choice.seconds * 1e6:.1f} us modelled")
-        copied = problem.k * variant_of(problem).element_bytes % _ALIGN or problem.a_layout != "row"
-        if copied or (problem.b_layout != "row" and not _turned(problem)):
+        if a_copied or b_copied:
             words.append("operands are copied first: their rows do not begin at multiples of 16 bytes")
         return Support(True, ", ".join(words))
 
@@ -261,7 +267,7 @@ class Sm90Groups:
 
     def plan(self, problem: Problem, device: torch.device) -> Plan:
         index = torch.cuda.current_device() if device.index is None else device.index
-        launch = Launch(problem, self.choice.config, index, self.gpu.multiprocessors)
+        launch = Launch(problem, self.choice.config, index, self.gpu.multiprocessors, self.choice.early)
         config = dataclasses.asdict(self.choice.config)
         return Plan(problem, device, "cuda", self.name, launch, config, bind=launch.bind, uses_torch=False)
 
@@ -279,7 +285,7 @@ def kernels(problem: Problem, gpu: Gpu) -> tuple[Sm90Groups | Empty, ...]:
     """The choice and its runners-up."""
     if 0 in (problem.m, problem.n, problem.k, problem.groups):
         return (Empty("fill", "a dimension is 0: rows of groups are zero, or there are none", _fill),)
-    ranked = group_choice.choices(variant_of(problem), sizes_of(problem), gpu)
+    ranked = group_choice.choices(variant_of(problem), sizes_of(problem), gpu, current().constant_weights)
     return tuple(Sm90Groups(problem, one, gpu) for one in ranked)
 
 

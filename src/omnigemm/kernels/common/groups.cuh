@@ -35,10 +35,11 @@ struct Groups {
     static constexpr int GRAIN = 64;  // rows that are multiplied together
     static constexpr int FEW = 2;
 
-    OMNIGEMM_BOTH int end(int group, int before) const {
-        const int value = given[group * stride], least = slabs ? 0 : before;
+    OMNIGEMM_BOTH int clamped(int value, int before) const {
+        const int least = slabs ? 0 : before;
         return value <= least ? least : value < limit ? value : limit;
     }
+    OMNIGEMM_BOTH int end(int group, int before) const { return clamped(given[group * stride], before); }
     OMNIGEMM_BOTH int whole_packs(int rows) const {
         const int whole = (rows + rows_each - 1 - short_rows) / rows_each;
         return whole == 0 || whole > FEW ? whole : (rows + rows_each - 1) / rows_each;
@@ -74,6 +75,15 @@ struct Groups {
             if (table) table[g] = {stop, tile};
         }
         return tile;
+    }
+
+    // Whether a worker's lines are what the numbers give as they are by now. If all workers' are, so is the table:
+    // where one group ends is all that the next one needs of those before.
+    OMNIGEMM_BOTH bool stands(const Group* table, const volatile int* now, int lane, int lanes) const {
+        bool same = true;
+#pragma unroll 8
+        for (int g = lane; g < count; g += lanes) same &= clamped(now[g], first_row(table, g)) == table[g].row_end;
+        return same;
     }
 
     static OMNIGEMM_BOTH ShortPacks one_of(int length) { return ShortPacks(1) << (20 * (length - 1)); }

@@ -39,11 +39,14 @@ struct Work : WorkInOne {
     // another group's weights, if they are turned.
     static constexpr bool STRAIGHT = INT8 || ELEMENT_BYTES == 2;
     static constexpr int end_block = STRAIGHT ? K_BLOCKS : (K_BLOCKS + DEPTH - 1) / DEPTH * DEPTH, first_block = 0;
+    static constexpr int TABLE_WARP = 1;
     using Handover = TileHandover<Place>;
     Groups groups;
-    const Group* table;
-    const GroupNumber* short_ones;
+    const volatile int* numbers;  // of rows, which kernels before may be about to write
+    Group* table;
+    GroupNumber* short_ones;
     Handover* handover;
+    u64* guessed;  // weights of the tile that was guessed at have come
     int share_rank;
     mutable Handover::At at;  // where this thread is among what is handed over
 
@@ -57,26 +60,42 @@ struct Work : WorkInOne {
                       : (SHAPE_N + TILE_COLS * LEFT_SHARE - 1) / (TILE_COLS * LEFT_SHARE),
                  SLABS != 0,
                  SHORT_ROWS},
+          numbers(arguments.groups),
           table(nullptr),
           short_ones(nullptr),
           handover(nullptr),
+          guessed(nullptr),
           share_rank(SHARE > 1 ? cluster_ctarank() % SHARE : 0) {}
 
-    // By all threads; to be followed by a barrier.
+    // The table, before the kernels before are done: by numbers that are most often there already, and at worst good for
+    // a guess at what to load first. By all threads; to be followed by a barrier.
     __device__ __forceinline__ void prepare(void* memory, int warp) {
         handover = static_cast<Handover*>(memory);
-        static_assert(sizeof(Handover) == 144, "what group_choice.py sets aside");
-        if (threadIdx.x == 0) handover->init(4 * MATH_GROUPS + SCALE_WARPS);
-        Group* lines = reinterpret_cast<Group*>(handover + 1);
-        GroupNumber* list = reinterpret_cast<GroupNumber*>(lines + groups.count);
-        table = lines;
-        short_ones = list;
+        static_assert(sizeof(Handover) + sizeof(u64) == 152, "what group_choice.py sets aside");
+        guessed = reinterpret_cast<u64*>(handover + 1);
+        if (threadIdx.x == 0) {
+            mbarrier_init(guessed, 1);
+            handover->init(4 * MATH_GROUPS + SCALE_WARPS);
+        }
+        table = reinterpret_cast<Group*>(guessed + 1);
+        short_ones = reinterpret_cast<GroupNumber*>(table + groups.count);
+        if (warp == TABLE_WARP) make_table();
+    }
+    // The same, when they are done. Mostly all is as it was, which takes one way to L2 to see.
+    __device__ __forceinline__ void confirm(int warp) {
         griddepcontrol_wait();
-        if (warp != 1) return;
+        const bool stands = warp != TABLE_WARP || groups.stands(table, numbers, threadIdx.x % 32, 32);
+        if (__syncthreads_and(stands)) return;
+        if (warp == TABLE_WARP) make_table();
+        __syncthreads();
+    }
+    __device__ __forceinline__ void make_table() {
+        Group* lines = table;
+        GroupNumber* list = short_ones;
         const int lane = threadIdx.x % 32;
         // From far away all at once; what follows reads them one after the other.
 #pragma unroll 8
-        for (int g = lane; g < groups.count; g += 32) lines[g].row_end = groups.given[g];
+        for (int g = lane; g < groups.count; g += 32) lines[g].row_end = numbers[g];
         groups.given = &lines->row_end;
         groups.stride = 2;
         __syncwarp();

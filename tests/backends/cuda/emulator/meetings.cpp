@@ -64,6 +64,17 @@ void __syncthreads() {
     ++all.rounds;
 }
 
+// Whether something holds for all of them. The second barrier: nobody says so of the next time before all have heard.
+int __syncthreads_and(int holds) {
+    bool& all = emulator::self->block->all_hold;
+    all &= holds != 0;
+    __syncthreads();
+    const bool found = all;
+    __syncthreads();
+    all = true;
+    return found;
+}
+
 void cluster_arrive() {
     using namespace emulator;
     Cluster& cluster = *self->block->cluster;

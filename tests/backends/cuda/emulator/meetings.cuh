@@ -64,6 +64,7 @@ inline int __reduce_add_sync(u32 mask, int value) {
 void named_barrier_arrive(int id, int threads);
 void named_barrier_sync(int id, int threads);
 void __syncthreads();
+int __syncthreads_and(int holds);
 inline u32 cluster_ctarank() { return emulator::self->block->rank; }
 void cluster_arrive();
 void cluster_wait();

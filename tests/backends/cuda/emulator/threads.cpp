@@ -252,7 +252,13 @@ const char* launch(void (*kernel)(), const Launch& how) {
     until_then.clear();
     for (int i = 0; i < how.written; ++i)
         until_then.emplace_back(how.before[i].memory, how.before[i].memory + how.before[i].bytes);
-    for (int i = 0; i < how.written; ++i) memset(how.before[i].memory, UNWRITTEN, how.before[i].bytes);
+    for (int i = 0; i < how.written; ++i) {
+        const Written& one = how.before[i];
+        if (one.instead)
+            memcpy(one.memory, one.instead, one.bytes);
+        else
+            memset(one.memory, UNWRITTEN, one.bytes);
+    }
     kernel_before_done = how.written == 0;
     run_side_by_side();
     if (!kernel_before_done) finish_kernel_before();

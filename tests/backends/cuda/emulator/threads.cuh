@@ -78,6 +78,7 @@ struct Block {
     std::vector<Thread> threads;
     std::vector<Warp> warps;
     Named named[NAMED_BARRIERS];
+    bool all_hold = true;  // what __syncthreads_and asks
     std::vector<unsigned short> unfenced;  // by 16 bytes: the thread that wrote them, counted from 1, or 0
 };
 struct Cluster {
@@ -89,10 +90,11 @@ struct Pending {
     Block* block;
     std::function<void()> run;
 };
-// Memory that the kernel before this one writes: until it is done there is something else there.
+// Memory that the kernel before this one writes: until it is done there is something else there, as given or no number.
 struct Written {
     char* memory;
     u64 bytes;
+    const char* instead;
 };
 
 struct Launch {
