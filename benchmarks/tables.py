@@ -173,6 +173,7 @@ HOSTS = (
     ("bf16, K = 64", "gemm by blas, K = 64, out=", "torch.mm, K = 64, out="),
     ("bf16, C is `out`", "gemm by blas, C is out", ""),
     ("bf16, another C", "gemm by blas, another C", "torch.addmm, out="),
+    ("bf16, batch of 4", "gemm by blas, batch, out=", "torch.bmm, out="),
     ("bf16, batch of 4, allocating", "gemm by blas, batch", "torch.bmm"),
     ("bf16 by our own kernel", "gemm, out=", "torch.mm, out="),
     ("fp32, 16x512x512", "gemm fp32, out=", "torch.mm fp32, out="),

@@ -191,7 +191,7 @@ FAULTS = {
     "weights on a wrong guess are taken for others": Fault(
         grouped,
         ROWS,
-        (("sm90/gemm.cuh", " && guessed_place == weight_place(tile);", " || true;"),),
+        (("sm90/gemm.cuh", " && guess.place == weight_place(tile);", " || true;"),),
         "wrong sums",
     ),
     "weights on a guess are not waited for": Fault(

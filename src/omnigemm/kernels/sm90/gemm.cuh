@@ -168,11 +168,20 @@ __device__ __forceinline__ void load_operand(char* target, const TensorMap* map,
     }
 }
 
+// Blocks of K whose weights were loaded for what is this block's first tile, unless numbers of groups' rows still
+// change; and the place of those weights.
+struct Guess {
+    int blocks, group, place;
+};
+
 struct Loader {
     const Work& work;
     const Shared& shared;
     const TensorMap *left, *right;
     const Arguments& arguments;
+#if GROUPED
+    Guess guess;
+#endif
 
     // Of a group's last tile the second half of the rows may be missing. The block that would load them for both that
     // share them then loads nothing.
@@ -181,12 +190,11 @@ struct Loader {
             return tile.rows(arguments) - tile.row * TILE_ROWS <= TILE_ROWS / 2;
         return false;
     }
-    __device__ __forceinline__ void load(bool the_left, int stage, int block, const Place& tile) const {
-        load(the_left, stage, block, tile, &shared.ring->full[stage]);
-    }
-    __device__ __forceinline__ void load(bool the_left, int stage, int block, const Place& tile, u64* full) const {
+    __device__ __forceinline__ void load(bool the_left, int stage, int block, const Place& tile,
+                                         u64* other = nullptr) const {
         if (the_left && work.share_rank == 1 && half(tile)) return;
         char* target = shared.stages + stage * STAGE_BYTES;
+        u64* full = other ? other : &shared.ring->full[stage];
         const bool of_b = the_left == SWAP;
         const int before = of_b ? tile.b_row(arguments) : tile.a_row(arguments);
         const int number = of_b ? tile.b_number(arguments) : tile.a_number(arguments);
@@ -203,37 +211,35 @@ struct Loader {
     }
 
 #if GROUPED
-    // Weights that were loaded on a guess: of what is this block's first tile, unless numbers of rows still change. They
-    // come to a barrier of their own, for if the guess was wrong nobody must take them for others.
+    // They come to a barrier of their own, for if the guess was wrong nobody must take them for others.
     static constexpr int WEIGHT_BYTES = SWAP ? LEFT_BYTES : RIGHT_BYTES;
-    int guessed_blocks = 0, guessed_group, guessed_place;
-
     static __device__ __forceinline__ int weight_place(const Place& tile) { return SWAP ? tile.row : tile.col; }
-    __device__ __forceinline__ void guess() {
+    __device__ __forceinline__ Guess load_guessed() const {
         const int index = work.there(blockIdx.x);
-        if (CLUSTER > 1 || arguments.early == 0 || !work.has(index)) return;
+        if (CLUSTER > 1 || arguments.early == 0 || !work.has(index)) return {};
         const Place tile = work.found(index);
-        guessed_blocks = min(min(STAGES, arguments.early), work.blocks(tile));
-        guessed_group = tile.group, guessed_place = weight_place(tile);
-        mbarrier_arrive_expect_tx(work.guessed, guessed_blocks * WEIGHT_BYTES);
+        const int blocks = min(min(STAGES, arguments.early), work.blocks(tile));
+        mbarrier_arrive_expect_tx(work.guessed, blocks * WEIGHT_BYTES);
 #pragma unroll 1
-        for (int i = 0; i < guessed_blocks; ++i) load(SWAP, i, i, tile, work.guessed);
+        for (int i = 0; i < blocks; ++i) load(SWAP, i, i, tile, work.guessed);
+        return {blocks, tile.group, weight_place(tile)};
     }
     // Loads what goes with them, if they are those of the first tile, and answers how many blocks of K that has then.
     // Tokens are on their way before weights are waited for.
-    __device__ __forceinline__ int take_guessed(Position<STAGES>& at, const Place& tile) const {
-        if (guessed_blocks == 0) return 0;
-        const bool right = guessed_group == tile.group && guessed_place == weight_place(tile);
+    __device__ __forceinline__ int take_guessed(Position<STAGES>& at, const Place& tile) {
+        if (guess.blocks == 0) return 0;
+        const bool right = guess.group == tile.group && guess.place == weight_place(tile);
+        const int blocks = right ? guess.blocks : 0;
 #pragma unroll 1
-        for (int i = 0; right && i < guessed_blocks; ++i) load(!SWAP, i, i, tile);
+        for (int i = 0; i < blocks; ++i) load(!SWAP, i, i, tile);
         mbarrier_wait(work.guessed, 0);
-        if (!right) return 0;
 #pragma unroll 1
-        for (int i = 0; i < guessed_blocks; ++i) {
+        for (int i = 0; i < blocks; ++i) {
             mbarrier_arrive_expect_tx(&shared.ring->full[i], STAGE_BYTES - WEIGHT_BYTES);
             at.advance();
         }
-        return guessed_blocks;
+        guess.blocks = 0;
+        return blocks;
     }
 #endif
 
@@ -251,15 +257,13 @@ struct Loader {
         Position<STAGES> at;
         int index = work.first_to_load();
         Place tile = work.has(index) ? work.to_load(index) : Place{};
-        int taken = 0;
-#if GROUPED
-        taken = take_guessed(at, work.has(index) ? tile : Place{{}, NONE});
-#endif
         while (work.has(index)) {
             const int asked = work.ask(index);  // the answer may take its time
             work.enter(tile, left, right);
-            int block = work.first_block + taken;
-            taken = 0;
+            int block = work.first_block;
+#if GROUPED
+            block += take_guessed(at, tile);
+#endif
             if (block < work.end(tile)) load_block(at, block++, tile, ahead);
             // The next tile is looked up when the first loads of this one are on their way, or, where that takes an
             // answer, when all are.
@@ -270,6 +274,9 @@ struct Loader {
             if constexpr (LIST) index = next_tile(asked, next);
             tile = next;
         }
+#if GROUPED
+        if (guess.blocks > 0) mbarrier_wait(work.guessed, 0);  // there is no first tile
+#endif
     }
     __device__ __forceinline__ int next_tile(int asked, Place& tile) const {
         const int index = work.next_to_load(asked);
@@ -310,10 +317,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
     work.prepare(shared.arrived + 1, warp);
     __syncthreads();
-    const bool loads = loader == 0 && threadIdx.x % 32 == 0;
-    Loader loading{work, shared, &map_left, &map_right, arguments};
 #if GROUPED
-    if (loads) loading.guess();
+    Guess guess{};
+    if (loader == 0 && threadIdx.x % 32 == 0)
+        guess = Loader{work, shared, &map_left, &map_right, arguments}.load_guessed();
     work.confirm(warp);
 #endif
     // Others arrive at this block's barriers and write to it: at once, if they share loads, or else when they have
@@ -325,7 +332,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
     if (group == MATH_GROUPS) {
         if constexpr (REBALANCE) setmaxnreg_dec<LOADER_REGISTERS>();
-        if (loads) loading.run();
+#if GROUPED
+        if (loader == 0 && threadIdx.x % 32 == 0) Loader{work, shared, &map_left, &map_right, arguments, guess}.run();
+#else
+        if (loader == 0 && threadIdx.x % 32 == 0) Loader{work, shared, &map_left, &map_right, arguments}.run();
+#endif
         if (SCALE_WARPS > 0 && loader == 1) load_scales<0>(work, shared, arguments);
         if (SCALE_WARPS > 1 && loader == 2) load_scales<1>(work, shared, arguments);
         if (SCALE_WARPS > 1 && loader == 3) load_scales<2>(work, shared, arguments);

@@ -67,8 +67,8 @@ struct Work : WorkInOne {
           guessed(nullptr),
           share_rank(SHARE > 1 ? cluster_ctarank() % SHARE : 0) {}
 
-    // The table, before the kernels before are done: by numbers that are most often there already, and at worst good for
-    // a guess at what to load first. By all threads; to be followed by a barrier.
+    // The table, before the kernels before are done: by numbers that are most often there already, and at worst good
+    // for a guess at what to load first. By all threads; to be followed by a barrier.
     __device__ __forceinline__ void prepare(void* memory, int warp) {
         handover = static_cast<Handover*>(memory);
         static_assert(sizeof(Handover) + sizeof(u64) == 152, "what group_choice.py sets aside");

@@ -78,7 +78,7 @@ struct Block {
     std::vector<Thread> threads;
     std::vector<Warp> warps;
     Named named[NAMED_BARRIERS];
-    bool all_hold = true;  // what __syncthreads_and asks
+    bool all_hold = true;                  // what __syncthreads_and asks
     std::vector<unsigned short> unfenced;  // by 16 bytes: the thread that wrote them, counted from 1, or 0
 };
 struct Cluster {
