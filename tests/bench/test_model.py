@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
-from importlib import import_module
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,10 +21,8 @@ SMALL, LARGE = Config(True, 1, 1, 8, 12, fetch=128), Config(False, 2, 1, 64, 7, 
 
 
 @pytest.fixture(scope="module")
-def model() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
-        yield import_module("model")
+def model(benchmark_module: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark_module("model")
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
-from importlib import import_module
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,17 +19,13 @@ HISTORY = ROOT / "benchmarks" / "history" / "nvidia-h200.json"
 
 
 @pytest.fixture(scope="module")
-def goals() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
-        yield import_module("goals")
+def goals(benchmark_module: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark_module("goals")
 
 
 @pytest.fixture(scope="module")
-def standing() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
-        yield import_module("standing")
+def standing(benchmark_module: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark_module("standing")
 
 
 def row(op: str, shape: str, us: float, floor: float | None = 10.0, **more: Any) -> dict[str, Any]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from importlib import import_module
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,10 +15,8 @@ RECORD = ROOT / "benchmarks" / "records" / "nvidia-h200.json"
 
 
 @pytest.fixture(scope="module")
-def tables() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
-        yield import_module("tables")
+def tables(benchmark_module: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark_module("tables")
 
 
 def row(op: str, shape: str, us: float, floor: float = 10.0, **more: Any) -> dict[str, Any]:
